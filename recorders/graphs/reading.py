@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from recorders._torch import NoInference
-from recorders.ring.ring import LeafStatistic
+from recorders.ring.ring import LeafStatistic, parts_of, slots_in
 from reducers import Reducer, Statistic
 from reducers._torch import cpu_library
 from reducers.core.patterns import arrange, moves_nothing
+from reducers.core.statistic import slot_columns
 from reducers.execution.rows import statistics_of
 from reducers.kernels.cpp.build import GRAPHS, LOOPS, READING
 from reducers.kernels.cpp.library import ELEMENTS, in_order, opened
@@ -24,7 +25,7 @@ from reducers.kernels.cpp.task import MOST_AXES, Task
 from reducers.kernels.cpp.threads import pace
 from reducers.kernels.locks import new_lock
 
-__all__ = ["SCHEMA", "RowReader", "add_to_operator", "has_filled", "is_read", "parts_of", "raise_after", "reading_library"]
+__all__ = ["SCHEMA", "RowReader", "add_to_operator", "has_filled", "is_read", "raise_after", "read_parts_of", "reading_library"]
 
 SEVERAL_THREADS = 1 << 15  # elements of a tensor that several threads read together
 MOST_LAYOUTS = 16  # shapes and strides that a reader remembers, as in the source
@@ -67,31 +68,25 @@ def is_read(reducer: Reducer, x: Tensor) -> bool:
     if not statistics or x.device.type != "cpu" or x.dtype not in ELEMENTS or x.ndim > MOST_AXES:
         return False
     return all(
-        one.columns and moves_nothing(one.pattern, x.ndim) and is_built(tuple(one.columns.values()), x.dtype)
-        for _, one in statistics
+        columns and moves_nothing(one.pattern, x.ndim) and is_built(tuple(columns.values()), x.dtype)
+        for one, columns in ((one, slot_columns(one)) for _, one in statistics)
     )
 
 
-def parts_of(reducer: Reducer, path: str, x: Tensor) -> list[LeafStatistic] | None:
+def read_parts_of(reducer: Reducer, path: str, x: Tensor) -> list[LeafStatistic] | None:
     """Returns what is read of a leaf; None if the loops do not take it.
 
     Raises:
         PatternError: a pattern does not match the shape of the leaf.
     """
-    found: list[LeafStatistic] = []
-    for prefix, statistic in statistics_of(reducer) or ():
-        slots = _slots(statistic, x)
-        if slots is None:
-            return None
-        found.append(LeafStatistic(path, prefix, statistic, slots))
-    return found
+    return parts_of(reducer, path, x, _slots)
 
 
 def _slots(statistic: Statistic, x: Tensor) -> LoopSlots | None:
     if x.is_neg() or x.numel() == 0 or x.layout is not torch.strided:
         return None
     x, axes = arrange(x, statistic.pattern)
-    return slots_for(x, axes, statistic.columns, statistic.threshold, least=1)
+    return slots_for(x, axes, slot_columns(statistic), statistic.threshold, least=1)
 
 
 class _Metadata(ctypes.Structure):
@@ -140,7 +135,7 @@ class RowReader:
     """
 
     def __init__(self, parts: Sequence[Sequence[LeafStatistic]]) -> None:
-        self.parts, self.size = parts, sum(part.slots.size for own in parts for part in own)
+        self.parts, self.size = parts, sum(slots.size for own in parts for slots in slots_in(own))
         with NoInference(False):  # otherwise it could be written in inference mode only
             self._row = torch.zeros(self.size, dtype=torch.uint8, device="cpu")
         self.struct = _Reader(tensors=len(parts), bytes=self.size, row=self._row.data_ptr())
@@ -173,9 +168,9 @@ class RowReader:
         families: dict[int, tuple[Any, list[tuple[bool, int, Task]]]] = {}
         start = self._row.data_ptr()
         for index, (x, parts) in enumerate(zip(xs, self.parts, strict=True)):
-            for part in parts:
-                slots = _slots(part.statistic, x)
-                if slots is None or slots.form != part.slots.form:
+            for statistic, form in _forms(parts):
+                slots = _slots(statistic, x)
+                if slots is None or slots.form != form:
                     return None
                 _, tasks = families.setdefault(id(slots.function), (slots.function, []))
                 tasks.append((x.numel() < SEVERAL_THREADS, index, slots.task_at(start)))
@@ -192,6 +187,12 @@ class RowReader:
             kept += [own, sources, function]
         metadata = (_Metadata * len(xs))(*map(_metadata, xs, dtypes))
         return _Layout(ctypes.addressof(metadata), len(families), ctypes.addressof(told)), [metadata, told, kept]
+
+
+def _forms(parts: Sequence[LeafStatistic]) -> list[tuple[Statistic, Any]]:
+    """Of the slots of a leaf, each once: the statistic for which they were found, and their form."""
+    owners = {id(part.slots): part.statistic for part in reversed(parts) if slot_columns(part.statistic) == part.slots.columns}
+    return [(owners[id(slots)], slots.form) for slots in slots_in(parts)]
 
 
 def _number_of(dtype: torch.dtype) -> int | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from recorders._torch import NoInference
 from recorders.graphs.reading import RowReader, reading_library
 from recorders.graphs.sinks import KEY, GraphBatch
-from recorders.ring.ring import COPIES, LeafStatistic, Pending, join_parts
+from recorders.ring.ring import COPIES, LeafStatistic, Pending, join_parts, slots_in
 from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 
@@ -51,19 +51,22 @@ class GraphRing:
         anywhere: whether calls inside a backward add rows, too.
 
     Attributes:
-        parts: what is read for each monitor, with the place in a row where that begins, in numbers.
+        parts: what is read of the leaves of each monitor.
     """
 
     def __init__(self, reader: RowReader, numbers: Sequence[int], batch: GraphBatch, anywhere: bool) -> None:
         self._made = reader, numbers, batch, anywhere
         self.reader, self.numbers, self.batch = reader, numbers, batch
-        self.parts: list[list[tuple[int, LeafStatistic]]] = []
+        self.parts: list[list[Sequence[LeafStatistic]]] = []
+        self._places: list[list[tuple[int, int]]] = []  # where the slots of these begin and end in a row, in numbers
         place, tensors = 0, iter(reader.parts)
         for paths in batch.paths:
-            self.parts.append([])
-            for part in (part for _ in paths for part in next(tensors)):
-                self.parts[-1].append((place, part))
-                place += part.slots.size // 8
+            own = [next(tensors) for _ in paths]
+            self.parts.append(own)
+            self._places.append([])
+            for slots in (slots for leaf in own for slots in slots_in(leaf)):
+                self._places[-1].append((place, place + slots.size // 8))
+                place += slots.size // 8
         capacity = min(MOST, len(numbers) * COPIES.enough // reader.size, COPIES.together // reader.size)
         with NoInference(False):
             self._rows = torch.empty((capacity, place), dtype=torch.float64, device="cpu")
@@ -134,8 +137,8 @@ class GraphRing:
             return self._next
 
     def tables(self, index: int, start: int, stop: int) -> list[Tensor]:
-        """Returns what the rows from `start` to `stop` hold of each part of one monitor."""
-        return [self._rows[start:stop, place : place + part.slots.size // 8].contiguous() for place, part in self.parts[index]]
+        """Returns what the rows from `start` to `stop` hold of the slots of one monitor."""
+        return [self._rows[start:stop, first:last].contiguous() for first, last in self._places[index]]
 
 
 def _remove(library: Any, struct: _Table, held: Any) -> None:
@@ -164,8 +167,7 @@ class Share(Pending):
         return self if self.sealed or ring is self.ring else Share(ring, self.index)
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        parts = [part for _, part in self.ring.parts[self.index]]
-        return join_parts(parts, self.ring.tables(self.index, start, stop), states, 0, stop - start)
+        return join_parts(self.ring.parts[self.index], self.ring.tables(self.index, start, stop), states, 0, stop - start)
 
     def observation(self, position: int) -> Any:
-        return [part.slots.like for _, part in self.ring.parts[self.index]]
+        return [part.slots.like for parts in self.ring.parts[self.index] for part in parts]

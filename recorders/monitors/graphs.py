@@ -18,7 +18,7 @@ from recorders.capture.layouts import CHANGES, PlacementInfo, from_text, in_use,
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
-from recorders.graphs.reading import RowReader, has_filled, parts_of
+from recorders.graphs.reading import RowReader, has_filled, read_parts_of
 from recorders.graphs.ring import GraphRing, Share
 from recorders.graphs.sinks import GraphBatch, find_sink, new_sink
 from recorders.graphs.trace import emit_call, emit_leaves
@@ -77,7 +77,7 @@ def _ring_of(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch)
 def _new_ring(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, tensors: Sequence[Tensor]) -> GraphRing | None:
     """Returns a ring in which observations like this one wait from now on; None if there is none, or it would hold only one."""
     each = [(monitor, *leaf) for monitor, own in zip(monitors, _leaves(batch, tensors), strict=True) for leaf in own.items()]
-    parts = [found for monitor, path, x in each if (found := parts_of(monitor.reducer, path, x)) is not None]
+    parts = [found for monitor, path, x in each if (found := read_parts_of(monitor.reducer, path, x)) is not None]
     if len(parts) < len(each):
         return None
     ring = GraphRing(RowReader(parts), numbers, batch, monitors[0].records_recomputed)

@@ -9,7 +9,7 @@ that it adds. Compiled graphs have another one, see `recorders/graphs/ring.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from recorders._torch import NoInference
 from reducers import Reducer, State
-from reducers.core.statistic import Statistic, slots_of, update_slots
+from reducers.core.statistic import Statistic, slot_columns, slots_of, update_slots
+from reducers.execution.rows import statistics_of
 from reducers.kernels.waiting import SLOTS, Slots, new_table, written
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "copies_of",
     "join_parts",
     "partial_states_of",
+    "parts_of",
+    "slots_in",
 ]
 
 
@@ -203,7 +206,7 @@ class LeafStatistic(NamedTuple):
     Attributes:
         path: that of the leaf.
         prefix: what stands before the keys of the statistic in the state of the reducer.
-        slots: how it is written, and joined.
+        slots: how it is written, and joined; several statistics may have the same.
     """
 
     path: str
@@ -212,17 +215,61 @@ class LeafStatistic(NamedTuple):
     slots: Slots
 
 
+def parts_of(
+    reducer: Reducer, path: str, x: Tensor, find: Callable[[Statistic, Tensor], Slots | None]
+) -> list[LeafStatistic] | None:
+    """Returns what an observation of a leaf adds to each statistic that a reducer is made of; None if one of them takes no slots.
+
+    A statistic that only needs columns of each observation shares the slots of another one that has them: both are read at once.
+
+    Args:
+        find: returns the slots of a statistic for tensors like `x`.
+    """
+    if isinstance(reducer, Statistic):
+        slots = find(reducer, x)
+        return None if slots is None else [LeafStatistic(path, "", reducer, slots)]
+    statistics = statistics_of(reducer) or []
+    found = {prefix: find(one, x) for prefix, one in statistics if one.columns}
+    for prefix, one in statistics:
+        if prefix not in found:
+            having = (found[other] for other, host in statistics if found.get(other) is not None and _has_columns(host, one))
+            found[prefix] = next(having, None) or find(one, x)
+    parts = [LeafStatistic(path, prefix, one, slots) for prefix, one in statistics if (slots := found[prefix]) is not None]
+    return parts if parts and len(parts) == len(statistics) else None
+
+
+def _has_columns(host: Statistic, other: Statistic) -> bool:
+    """Whether slots of `host` hold all that `other` needs of an observation."""
+    same = host.pattern == other.pattern and (host.threshold == other.threshold or "active" not in other.row_columns)
+    return same and other.row_columns <= {*slot_columns(host).values()}
+
+
+def slots_in(parts: Sequence[LeafStatistic]) -> list[Slots]:
+    """Returns the slots of the parts of a leaf, each once."""
+    return [parts[0].slots] if len(parts) == 1 else [*{id(part.slots): part.slots for part in parts}.values()]
+
+
 def join_parts(
-    parts: Sequence[LeafStatistic], tables: Sequence[Tensor], states: Mapping[str, State], start: int, stop: int
+    leaves: Sequence[Sequence[LeafStatistic]], tables: Sequence[Tensor], states: Mapping[str, State], start: int, stop: int
 ) -> dict[str, State]:
-    """Returns new states of the leaves: `states` with the rows from `start` to `stop` of the table of each part, in order."""
+    """Returns new states of the leaves: `states` with the rows from `start` to `stop` of their tables, in order.
+
+    Args:
+        tables: of each leaf those of `slots_in`.
+    """
     found: dict[str, State] = {}
-    for part, table in zip(parts, tables, strict=True):
-        state, prefix = states.get(part.path, {}), part.prefix
-        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        own = update_slots(part.statistic, own, part.slots, table, start, stop)
-        found.setdefault(part.path, {}).update((prefix + key, value) for key, value in own.items())
+    own_tables = iter(tables)
+    for parts in leaves:
+        table_of = {id(slots): next(own_tables) for slots in slots_in(parts)}
+        for part in parts:
+            found.setdefault(part.path, {}).update(_joined_part(part, table_of[id(part.slots)], states, start, stop))
     return found
+
+
+def _joined_part(part: LeafStatistic, table: Tensor, states: Mapping[str, State], start: int, stop: int) -> State:
+    state, prefix = states.get(part.path, {}), part.prefix
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    return {prefix + key: value for key, value in update_slots(part.statistic, own, part.slots, table, start, stop).items()}
 
 
 class PartialStates:
@@ -233,17 +280,18 @@ class PartialStates:
     whoever looks when. All shapes and strides are of one class whose partial states have the same form.
     """
 
-    def __init__(self, reducer: Statistic, paths: tuple[str, ...], tensors: Sequence[Tensor], kinds: Sequence[Slots]) -> None:
-        self.paths, self.size = paths, sum(kind.size for kind in kinds)
+    def __init__(self, reducer: Reducer, tensors: Sequence[Tensor], parts: Sequence[Sequence[LeafStatistic]]) -> None:
+        kinds = _indexed(parts)
+        self.paths, self.size = tuple(own[0].path for own in parts), sum(kind.size for _, kind in kinds)
         self.room = PARTIAL_ON.get(tensors[0].device.type, PARTIAL)
-        self._reducer, self._kinds = reducer, kinds
-        self._parts = [LeafStatistic(path, "", reducer, kind) for path, kind in zip(paths, kinds, strict=True)]
-        self._devices = [x.device for x in tensors]
-        self._known: dict[Any, Sequence[Slots]] = {}  # what writes observations of a look
+        self._reducer, self._parts = reducer, parts
+        self._kinds = [(kind, tensors[index].device) for index, kind in kinds]
+        self._forms = [kind.form for _, kind in kinds]
+        self._known: dict[Any, Sequence[tuple[int, Slots]]] = {}  # what writes observations of a look, and of which tensor
 
     def new_memory(self, rows: int) -> list[Tensor] | None:
         with NoInference(False):
-            made = [new_table(kind, rows, device) for kind, device in zip(self._kinds, self._devices, strict=True)]
+            made = [new_table(kind, rows, device) for kind, device in self._kinds]
         tables = [table for table in made if table is not None]
         return tables if len(tables) == len(made) else None
 
@@ -251,14 +299,17 @@ class PartialStates:
         looks = tuple([(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors])
         writers = self._known.get(looks)
         if writers is None:
-            found = _kernels_of(self._reducer, tensors)
-            if found is None or [one.form for one in found] != [kind.form for kind in self._kinds]:
+            found = _kernels_of(self._reducer, self.paths, tensors)
+            if found is None:
+                return False
+            writers = _indexed(found)
+            if [kind.form for _, kind in writers] != self._forms:
                 return False  # of another class
             if len(self._known) >= LOOKS:
                 self._known = {}
-            writers = self._known[looks] = found
-        for writer, table, x in zip(writers, memory, tensors, strict=True):  # noqa: SIM110 - a generator costs each observation
-            if not written(writer, table, x, row):
+            self._known[looks] = writers
+        for (index, writer), table in zip(writers, memory, strict=True):  # noqa: SIM110 - a generator costs each observation
+            if not written(writer, table, tensors[index], row):
                 return False
         return True
 
@@ -267,7 +318,7 @@ class PartialStates:
 
     def shown(self, memory: list[Tensor], row: int) -> Any:
         """Returns tensors without numbers, which have the shapes and dtypes of the first observation of the class."""
-        return [kind.like for kind in self._kinds]
+        return [own[0].slots.like for own in self._parts]
 
 
 def copies_of(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Copies | None:
@@ -280,13 +331,25 @@ def copies_of(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Copies | Non
 
 def partial_states_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PartialStates | None:
     """Returns how observations like this one are written as partial states; None if no kernel does that."""
-    if tensors[0].device.type not in SLOTS or not isinstance(reducer, Statistic):
+    if tensors[0].device.type not in SLOTS:
         return None
-    kinds = _kernels_of(reducer, tensors)
-    return None if kinds is None else PartialStates(reducer, paths, tensors, kinds)
+    parts = _kernels_of(reducer, paths, tensors)
+    return None if parts is None else PartialStates(reducer, tensors, parts)
 
 
-def _kernels_of(reducer: Statistic, tensors: Sequence[Tensor]) -> list[Slots] | None:
+def _indexed(parts: Sequence[Sequence[LeafStatistic]]) -> list[tuple[int, Slots]]:
+    """Returns the slots of all leaves, each with the index of its leaf."""
+    if len(parts) == 1 and len(parts[0]) == 1:
+        return [(0, parts[0][0].slots)]
+    return [(index, slots) for index, own in enumerate(parts) for slots in slots_in(own)]
+
+
+def _kernels_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> list[list[LeafStatistic]] | None:
     with NoInference(False):
-        found = [kind for x in tensors if (kind := slots_of(reducer, x)) is not None]
-    return found if len(found) == len(tensors) else None
+        found = []
+        for path, x in zip(paths, tensors, strict=True):
+            own = parts_of(reducer, path, x, slots_of)
+            if own is None:
+                return None
+            found.append(own)
+    return found

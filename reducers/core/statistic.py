@@ -22,6 +22,7 @@ from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.errors import ReducerTypeError
 from reducers.kernels.chunks import CHUNK, paired_pieces, pieces
+from reducers.kernels.columns import COLUMNS
 from reducers.kernels.cpp.sweeping import Asked
 from reducers.kernels.dispatch import sweep
 from reducers.kernels.masks import can_compact, compact
@@ -30,7 +31,7 @@ from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
 from reducers.kernels.waiting import Slots, device_slots, joinable
 from reducers.state import Result, State
 
-__all__ = ["Statistic", "lift_each", "slots_of", "update_slots"]
+__all__ = ["Statistic", "lift_each", "slot_columns", "slots_of", "update_slots"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 _LIFTING = frozenset({"lift", "join", "merge"})
@@ -71,6 +72,10 @@ class Statistic(Counted):
 
     def __post_init__(self) -> None:
         validate(self.pattern)
+
+    row_columns: ClassVar[frozenset[str]] = frozenset()
+    """The columns of each observation that `update_rows` takes in place of observations; empty if it needs what no kernel computes.
+    It is for statistics whose states do not join element by element; those of others say it by `columns`."""
 
     lifts_together: ClassVar[bool] = True
     """Whether one call of `lift` may lift several observations. A class with an `update` of its own sees each of them."""
@@ -164,6 +169,10 @@ class Statistic(Counted):
             return super().update_all(state, xs)
         return self._updated(state, *arrange_all(xs.detach(), self.pattern))
 
+    def update_rows(self, state: State, rows: State) -> State:
+        """Return the state after several observations, of which `rows` has the `row_columns`, stacked along a new first axis."""
+        raise NotImplementedError
+
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size without a kernel, in new contiguous tensors: big ones in parts."""
         parts = pieces(x, axes)
@@ -237,6 +246,7 @@ class Statistic(Counted):
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         *(shortcut for shortcut in Reducer.shortcuts if shortcut.name != "update_masked"),
         Shortcut("columns", _NO_COLUMNS, frozenset({"update", "swept", "observe", *_LIFTING}), frozenset({"fields"})),
+        Shortcut("row_columns", frozenset(), frozenset({"update", "update_all", "swept", "observe", *_LIFTING})),
         Shortcut("swept", swept, frozenset({"observe", *_LIFTING})),
         Shortcut("observe", observe, frozenset({"lift"})),
         Shortcut("divisible", property(lambda self: False), _LIFTING, completed=True),
@@ -262,12 +272,19 @@ def slots_of(statistic: Statistic, x: Tensor) -> Slots | None:
     if x.is_neg() or x.numel() == 0 or not moves_nothing(statistic.pattern, x.ndim):
         return None
     x, axes = arrange(x.detach(), statistic.pattern)
-    return device_slots(x, axes, statistic.columns, statistic.threshold)
+    return device_slots(x, axes, statistic.columns or slot_columns(statistic), statistic.threshold)
+
+
+def slot_columns(statistic: Statistic) -> Mapping[str, str]:
+    """Return what a slot holds of an observation: the columns of a state by key, or those of a row by their names; {} if none."""
+    return statistic.columns or {name: name for name in COLUMNS if name in statistic.row_columns}
 
 
 def update_slots(statistic: Statistic, state: State, slots: Slots, table: Tensor, first: int, last: int) -> State:
     """Return the state after the observations in some slots of a table, in order; its bits are those of one `update` for each."""
     state = to_device(state, table.device)
+    if not statistic.columns:
+        return statistic.update_rows(state, slots.rows(table, first, last))
     while first < last and not joinable(slots, state):
         state = statistic.merge(state, slots.join(table, {}, first, first + 1))
         first += 1

@@ -45,6 +45,10 @@ class Slots(Protocol):
         """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot."""
         ...
 
+    def rows(self, table: Tensor, first: int, last: int) -> State:
+        """Return what the slots from `first` to `last` hold, by column, stacked along a new first axis."""
+        ...
+
 
 def _triton_slots() -> Callable[..., Slots | None] | None:
     """The slots of Triton's sweep; None if it is missing."""

@@ -159,6 +159,7 @@ class Idle(Statistic):
     """
 
     ordered: ClassVar[bool] = True
+    row_columns: ClassVar[frozenset[str]] = frozenset(_COLUMNS.values())
 
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
@@ -166,6 +167,10 @@ class Idle(Statistic):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_eps(self.eps, "Idle")
+
+    @property
+    def threshold(self) -> float:
+        return self.eps
 
     @property
     def divisible(self) -> bool:
@@ -179,16 +184,23 @@ class Idle(Statistic):
         if xs.numel() == 0:
             return state
         each = lift_each(self, xs)
-        idle = each["idle"]
+        units = each["idle"][0].numel()
+        return self._after(to_device(state, xs.device), each["idle"], each["nonfinite"], xs.numel() // units)
+
+    def update_rows(self, state: State, rows: State) -> State:
+        elements = (rows["count"] + rows["nonfinite"]).flatten(1)[:, 0].sum()
+        return self._after(state, _is_idle(rows).to(torch.int64), rows["nonfinite"], elements)
+
+    def _after(self, state: State, idle: Tensor, nonfinite: Tensor, elements: int | Tensor) -> State:
+        """Return the state after several observations, each along the first axis; `elements` is how many a unit has in all."""
         trailing = idle.flip(0).cumprod(dim=0).sum(dim=0)
-        count = trailing.new_full((), len(xs))
-        elements = torch.full_like(count, xs.numel() // trailing.numel())
-        lifted = {"observations": count, "elements": elements, "idle": trailing, "nonfinite": each["nonfinite"].sum(dim=0)}
-        return self.merge(to_device(state, xs.device), lifted)
+        count = trailing.new_full((), len(idle))
+        elements = elements if isinstance(elements, Tensor) else torch.full_like(count, elements)
+        return self.merge(state, {"observations": count, "elements": elements, "idle": trailing, "nonfinite": nonfinite.sum(dim=0)})
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         counts = _counts_of_whole(x, axes, self.threshold)
-        idle = (counts["count"] > 0) & (counts["active"] == 0)
+        idle = _is_idle(counts)
         one = torch.ones((), dtype=torch.int64, device=x.device)
         elements = one * count_along(x, axes)
         return {"observations": one, "elements": elements, "idle": idle.to(torch.int64), "nonfinite": counts["nonfinite"]}
@@ -199,6 +211,10 @@ class Idle(Statistic):
 
     def read(self, state: State) -> Result:
         return dict(state)
+
+
+def _is_idle(counts: State) -> Tensor:
+    return (counts["count"] > 0) & (counts["active"] == 0)
 
 
 def _check_eps(eps: float, caller: str) -> None:

@@ -257,6 +257,7 @@ class FirstNonfinite(Statistic):
 
     ordered: ClassVar[bool] = True
     counts_nonfinite: ClassVar[bool] = False  # the result says when
+    row_columns: ClassVar[frozenset[str]] = frozenset({"nonfinite"})
 
     @property
     def divisible(self) -> bool:
@@ -269,9 +270,16 @@ class FirstNonfinite(Statistic):
     def update_all(self, state: State, xs: Tensor) -> State:
         if xs.numel() == 0:
             return state
-        hit = lift_each(self, xs)["first"] >= 0
-        first = torch.where(hit.any(dim=0), hit.to(torch.int8).argmax(dim=0), -1)
-        return self.merge(to_device(state, xs.device), {"steps": hit.new_full((), len(xs), dtype=torch.int64), "first": first})
+        return self._after(to_device(state, xs.device), lift_each(self, xs)["first"] >= 0)
+
+    def update_rows(self, state: State, rows: State) -> State:
+        return self._after(state, rows["nonfinite"] > 0)
+
+    def _after(self, state: State, hit: Tensor) -> State:
+        """Return the state after several observations; `hit` says, along the first axis, in which something is not finite."""
+        before = (hit.cumsum(dim=0) == 0).sum(dim=0)  # many times as fast as argmax along the first axis
+        first = torch.where(before == len(hit), -1, before)
+        return self.merge(state, {"steps": hit.new_full((), len(hit), dtype=torch.int64), "first": first})
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         steps = torch.ones((), dtype=torch.int64, device=x.device)

@@ -72,7 +72,9 @@ def health(first: int = 50, every: int = 64) -> Recorder:
     ['gradient', 'inference', 'inputs', 'loss', 'output', 'outputs', 'size', 'steps', 'target', 'update', 'weights']
     """
     chosen: dict[str, Any] = {"steps": Early(first, every)}
-    output = Product(stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite())
+    output = Product(
+        stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite("channels")
+    )
     return Recorder(
         output=ForwardMonitor(output, **chosen),
         gradient=BackwardMonitor(Summary(), **chosen),

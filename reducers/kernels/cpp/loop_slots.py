@@ -81,6 +81,11 @@ class LoopSlots:
         found = [result.to(dtype) for result, dtype in zip(results, call.state_dtypes, strict=True)]
         return dict(zip(self.columns, found, strict=True))
 
+    def rows(self, table: Tensor, first: int, last: int) -> State:
+        """Return what the slots from `first` to `last` hold, by column, stacked along a new first axis."""
+        held = table[first:last].reshape(last - first, len(self.columns), *self._call.kept).unbind(1)
+        return {name: x.to(dtype) for name, x, dtype in zip(self.columns.values(), held, self._call.state_dtypes, strict=True)}
+
 
 def slots_for(
     x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float, least: int = LEAST_RUN

@@ -69,6 +69,11 @@ class SlotTable:
             found = join_partials(table, self._shape, self._names, dtype, before, None, first, last)
         return dict(zip(self.columns, found, strict=True))
 
+    def rows(self, table: Tensor, first: int, last: int) -> dict[str, Tensor]:
+        """Return what the slots from `first` to `last` hold, by column, stacked along a new first axis: one launch for each."""
+        each = [self.join(table, {}, slot, slot + 1) for slot in range(first, last)]
+        return {name: torch.stack([one[key] for one in each]) for key, name in self.columns.items()}
+
 
 def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float) -> SlotTable | None:
     """Return how observations like `x` are written and joined; None if the kernels do not take them.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recorders.graphs import reading
-from recorders.graphs.reading import RowReader, is_read, parts_of
+from recorders.graphs.reading import RowReader, is_read, read_parts_of
 from recorders.graphs.ring import GraphRing, Share
 from recorders.graphs.sinks import KEY, GraphBatch
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
@@ -24,7 +24,7 @@ numbers = itertools.count(-1000, -1)  # of no sink
 
 def ring_of(reducers: Sequence[Reducer], xs: Sequence[Tensor], *, key: str = "k" * KEY, anywhere: bool = False) -> GraphRing:
     """A ring of monitors with these reducers, for tensors like these."""
-    parts = [parts_of(reducer, "", x) for reducer, x in zip(reducers, xs, strict=True)]
+    parts = [read_parts_of(reducer, "", x) for reducer, x in zip(reducers, xs, strict=True)]
     assert None not in parts
     batch = GraphBatch(key, ("",) * len(xs), (("",),) * len(xs), ("",) * len(xs), read=True)
     return GraphRing(RowReader([part for part in parts if part is not None]), [next(numbers) for _ in xs], batch, anywhere)
@@ -200,7 +200,7 @@ def test_what_is_left_to_others(x: Tensor) -> None:
 @pytest.mark.parametrize("x", [torch.randn(0, 4), torch.randn(12, 20)[::2, ::2], torch._neg_view(torch.randn(4, 4))])
 def test_what_only_the_tensor_tells_is_found_when_the_graph_runs(x: Tensor) -> None:
     assert is_read(Mean("b c -> c"), x)
-    assert parts_of(Mean("b c -> c"), "", x) is None
+    assert read_parts_of(Mean("b c -> c"), "", x) is None
 
 
 @pytest.mark.parametrize(
