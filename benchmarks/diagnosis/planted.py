@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recorders import Recorder, findings, presets
 from recorders.watch.diagnosis.finding import Findings
 
-__all__ = ["CASES", "Setup", "planted"]
+__all__ = ["CASES", "Setup", "planted", "without_fault"]
 
 CLASSES, FEATURES, BATCH = 4, 12, 32
 
@@ -36,6 +36,7 @@ class Setup:
         self.before: Callable[[int, Any], Any] = lambda step, optimizer: None
         self.parameters: Callable[[], Any] = lambda: self.net.parameters()
         self.evaluates: bool | None = None  # the mode of evaluations, if there are any
+        self.done = 0  # steps
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(step)
@@ -46,28 +47,35 @@ class Setup:
         return findings(self.train())
 
     def train(self) -> Recorder:
-        """Train, and return what was recorded of it. The optimizer of the last step is `stepped` afterwards."""
-        recorder = presets.health().modules(self.net)
-        optimizer = self.optimizer(self.parameters(), lr=self.rate, **self.options)
-        with recorder:
-            for step in range(self.steps):
-                optimizer = self.before(step, optimizer) or optimizer
-                self.net.train(self.trains)
-                x, y = self.batch(step)
-                if self.clears:
-                    optimizer.zero_grad()
-                loss = self.loss(self.net(x), y)
-                if loss.requires_grad:
-                    (self.sign * loss).backward()
-                optimizer.step()
-                recorder.push("loss", loss)
-                recorder.push("target", y)
-                if self.evaluates is not None and step % 10 == 9:
-                    self.net.train(self.evaluates)
-                    with torch.no_grad():
-                        self.net(x)
-        self.stepped = optimizer
-        return recorder
+        """Train all steps, and return what was recorded of it. `recorder` has it afterwards, `made` the optimizer."""
+        self.recorder = presets.health().modules(self.net)
+        self.made = self.optimizer(self.parameters(), lr=self.rate, **self.options)
+        with self.recorder:
+            self.go_on(self.steps)
+        return self.recorder
+
+    def go_on(self, steps: int) -> list[float]:
+        """Make more steps of the training; return their losses."""
+        losses = []
+        for step in range(self.done, self.done + steps):
+            self.made = self.before(step, self.made) or self.made
+            self.net.train(self.trains)
+            x, y = self.batch(step)
+            if self.clears:
+                self.made.zero_grad()
+            loss = self.loss(self.net(x), y)
+            if loss.requires_grad:
+                (self.sign * loss).backward()
+            self.made.step()
+            self.recorder.push("loss", loss)
+            self.recorder.push("target", y)
+            losses.append(loss.item())
+            if self.evaluates is not None and step % 10 == 9:
+                self.net.train(self.evaluates)
+                with torch.no_grad():
+                    self.net(x)
+        self.done += steps
+        return losses
 
 
 CASES: dict[str, Callable[[Setup], Any]] = {}
@@ -426,3 +434,65 @@ def planted(kind: str) -> Setup:
     if kind:
         CASES[kind](setup)
     return setup
+
+
+def without_fault(kind: str) -> Setup:
+    """The healthy training that is most like the planted one of this kind, before it ran: it has the same net and the same task."""
+    setup = Setup()
+    COUNTERPARTS.get(kind, lambda setup: None)(setup)
+    return setup
+
+
+def with_tanh(setup: Setup) -> None:
+    setup.net[1] = nn.Tanh()
+
+
+def without_activations(setup: Setup) -> None:
+    setup.net = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(10)), nn.Linear(FEATURES, CLASSES))
+    for module in setup.net:
+        nn.init.normal_(module.weight, std=1 / math.sqrt(FEATURES))
+
+
+def deep_with_relu(setup: Setup) -> None:
+    setup.net = nn.Sequential(
+        *(module for _ in range(6) for module in (nn.Linear(FEATURES, FEATURES), nn.ReLU())), nn.Linear(FEATURES, CLASSES)
+    )
+    for module in setup.net[::2]:
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+
+def deep_with_tanh(setup: Setup) -> None:
+    setup.net = deep(1.0)
+
+
+def with_batch_norm(setup: Setup) -> None:
+    setup.net[2] = nn.BatchNorm1d(24)
+
+
+def in_groups(setup: Setup) -> None:
+    setup.net = nn.Sequential(nn.Unflatten(1, (3, 4)), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(FEATURES, CLASSES))
+
+
+def evaluated(setup: Setup) -> None:
+    setup.evaluates = False
+
+
+def longer(setup: Setup) -> None:
+    setup.steps = 200
+
+
+COUNTERPARTS: dict[str, Callable[[Setup], Any]] = {
+    "saturated-units": with_tanh,
+    "vanishing-gradients": deep_with_tanh,
+    "exploding-gradients": without_activations,
+    "growing-signal": deep_with_relu,
+    "statistics-stand-still": with_batch_norm,
+    "batches-of-one": in_groups,
+    "training-mode": evaluated,
+    "large-target": regression,
+    "unreachable-target": regression,
+    "loss-falls-slowly": longer,
+    "loss-jumps": longer,
+    "probabilities-as-logits": longer,
+}
+"""What a healthy training has in common with the planted one of a kind, if its net or its task differs from that of `Setup`."""
