@@ -97,7 +97,7 @@ CAUSES: dict[str, Cause] = {
         "an activation before a loss that applies its own",
         "give logits to the loss: no softmax before cross_entropy, no sigmoid before BCEWithLogitsLoss",
     ),
-    "dropout": Cause("too much dropout", "a dropout of 0.1 to 0.5"),
+    "dropout": Cause("dropout: too much, or in evaluation, too", "a dropout of 0.1 to 0.5; in functions, training=self.training"),
     "bottleneck": Cause("a layer that is too narrow", "a wider layer"),
     "attention-scale": Cause("the scale of the attention scores", "scores divided by the square root of the head's width"),
     "broadcast": Cause("output and target have shapes that broadcast", "equal shapes: squeeze the output, or unsqueeze the target"),
@@ -265,9 +265,79 @@ KINDS: dict[str, FindingKind] = {
     ),
     "shrinking-weights": FindingKind("error", "What is learned is forgotten at once.", ("weight-decay",)),
     "growing-signal": FindingKind("warning", "Layers far from the input see enormous values.", ("initialisation", "normalisation")),
+    "frozen-from-start": FindingKind(
+        "error",
+        "They are random numbers: nobody has trained these layers.",
+        ("frozen",),
+        "load the trained weights before freezing, or train these layers, too: requires_grad=True",
+    ),
+    "wrong-normalisation": FindingKind(
+        "error", "What it gives says little or nothing of what comes in.", ("normalisation", "wrong-axis")
+    ),
+    "shrinking-signal": FindingKind(
+        "error",
+        "What the layers after it see is a constant, and gradients shrink as much on their way back.",
+        ("vanishing-gradients", "initialisation", "normalisation"),
+    ),
+    "bottleneck": FindingKind("warning", "All that later layers see passes through one number.", ("bottleneck",)),
+    "large-initial-weights": FindingKind(
+        "warning", "Signals and gradients grow with each such layer, and units saturate.", ("initialisation", "saturation")
+    ),
+    "large-initial-bias": FindingKind(
+        "warning", "Its units are all on, or all off, whatever comes in.", ("initialisation", "saturation")
+    ),
+    "gradients-discarded": FindingKind(
+        "error", "What most batches taught is thrown away.", ("no-steps",), "call optimizer.step() before each zero_grad()"
+    ),
+    "wrong-probabilities": FindingKind(
+        "warning",
+        "A net that is trained for the labels as they are says on average how often each comes.",
+        ("wrong-loss", "labels-do-not-fit"),
+    ),
+    "strong-weight-decay": FindingKind(
+        "warning", "What is learned is forgotten at once: the weights follow the decay, not the loss.", ("weight-decay",)
+    ),
+    "loss-climbs": FindingKind("error", "The training makes the net worse.", ("ascent", "rate-too-high")),
+    "shapes-broadcast": FindingKind("error", "The best that the net can learn is the mean of the target.", ("broadcast",)),
+    "rectified-outputs": FindingKind(
+        "warning", "No class can be ruled out, and where all logits are 0 no gradient comes back.", ("output-activation",)
+    ),
     "linear-net": FindingKind(
         "warning", "Layers without an activation function between them are one linear layer.", ("no-nonlinearity",)
     ),
+    "samples-mix": FindingKind("error", "What the net says of a sample depends on which others are in its batch.", ("wrong-axis",)),
+    "sees-the-future": FindingKind(
+        "error", "The net reads what it ought to predict, and will not have it in use.", ("mask", "wrong-axis")
+    ),
+    "targets-are-inputs": FindingKind(
+        "error",
+        "The net learns to repeat what it is given.",
+        ("labels-do-not-fit",),
+        "a target that is one token ahead of the inputs",
+    ),
+    "ignores-inputs": FindingKind(
+        "error",
+        "What is not read cannot be learned from.",
+        ("wrong-axis", "bottleneck", "never-ran"),
+        "look at what the layer reads: an index or a slice that takes too little, or the wrong axis",
+    ),
+    "mask-inverted": FindingKind("error", "All that matters is left out.", ("mask",)),
+    "order-has-no-effect": FindingKind(
+        "warning",
+        "Attention alone takes its inputs for a set.",
+        ("never-ran",),
+        "add position embeddings to what the first attention reads, unless the inputs are a set",
+    ),
+    "attention-saturated": FindingKind(
+        "error",
+        "No gradient reaches the scores, so it cannot learn what to read.",
+        ("attention-scale", "initialisation", "rate-too-high"),
+    ),
+    "attention-uniform": FindingKind("warning", "It is a mean, whatever is asked.", ("attention-scale", "initialisation")),
+    "random-in-evaluation": FindingKind(
+        "warning", "Scores and predictions are noisy, and worse than the net is.", ("dropout", "train-mode")
+    ),
+    "carries-state": FindingKind("warning", "What the net says of a batch depends on the batches before.", ("carried-state",)),
     "left-range": FindingKind(
         "warning",
         "Good runs of this training never were there.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from torch import Tensor, nn
@@ -123,7 +123,7 @@ class Evidence:
         gradients, updates, weights: by layer and name of the parameter, the norm of its gradient at each step, the norm of the
             change over that of the weights, and the norm of the weights.
         elsewhere: the number of steps of any optimizers of the process; only a recorder knows it.
-        net: the net, if a recorder knows it.
+        modules: the modules by the names of layers, in network order; only a recorder knows them.
     """
 
     layers: Sequence[Layer]
@@ -138,7 +138,7 @@ class Evidence:
     updates: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     elsewhere: int = 0
-    net: nn.Module | None = None
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def gradient_norms(self) -> dict[str, float]:
@@ -153,9 +153,12 @@ class Evidence:
 
     @property
     def early_ratio(self) -> float:
-        """The typical size of the largest of the first updates, relative to the weights; NaN if not known."""
+        """The largest of the first updates, relative to the weights, of most layers at least; NaN if not known.
+
+        A small head may have larger ones in health, also if it is one of two layers.
+        """
         begun = [course.values[:4] for course in self._weight_updates() if _finite(course.values[:1])]  # others begin at zero
-        return _median([max(_finite(values)) for values in begun])
+        return median_low([max(_finite(values)) for values in begun]) if begun else math.nan
 
     def _weight_updates(self) -> list[Course]:
         return [course for layer in self.updates.values() for path, course in layer.items() if "bias" not in path]
@@ -195,7 +198,8 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
             found[role][layer or group] = {path: course for path, course in courses.items() if course is not None}
     if isinstance(recorded, Recorder):
         found["elsewhere"] = max((one.steps_anywhere for one in recorded.values() if isinstance(one, StepMonitor)), default=0)
-    return Evidence(overview(recorded), pushed(recorded), net=_net(recorded), **found)
+        found["modules"] = _modules(recorded)
+    return Evidence(overview(recorded), pushed(recorded), **found)
 
 
 _COURSES = {
@@ -226,7 +230,9 @@ def _batches(part: Subrecording) -> dict[str, BatchCourse]:
     return found
 
 
-def _net(recorded: Recorder | Recording) -> nn.Module | None:
-    if not isinstance(recorded, Recorder):
-        return None
-    return next((monitor.module for monitor in recorded.values() if monitor.of_net and monitor.module is not None), None)
+def _modules(recorder: Recorder) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {}
+    for name, monitor in recorder.items():
+        if monitor.module is not None and not monitor.of_net:
+            found.setdefault(name.partition("/")[2] or name, monitor.module)
+    return found

@@ -12,21 +12,63 @@ __all__ = ["explained"]
 
 ORDER = (
     ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
-    ("not-cleared", "optimizer-made-anew", "foreign-parameters", "rate-is-zero", "ascends", "clipped", "coarse-weights"),
+    (
+        "not-cleared",
+        "gradients-discarded",
+        "optimizer-made-anew",
+        "foreign-parameters",
+        "rate-is-zero",
+        "ascends",
+        "loss-climbs",
+        "clipped",
+        "coarse-weights",
+    ),
     ("nonfinite",),
     (
         "never-ran",
+        "frozen-from-start",
         "zero-weights",
         "equal-units",
         "no-gradient",
         "frozen",
+        "shapes-broadcast",
         "probabilities-as-logits",
+        "rectified-outputs",
         "unreachable-target",
         "linear-net",
+        "wrong-normalisation",
+        "shrinking-signal",
+        "bottleneck",
+        "large-initial-weights",
+        "large-initial-bias",
+        "samples-mix",
+        "sees-the-future",
+        "targets-are-inputs",
+        "mask-inverted",
+        "ignores-inputs",
+        "carries-state",
+        "random-in-evaluation",
+        "order-has-no-effect",
     ),
     ("evaluation-mode", "statistics-stand-still", "much-dropout", "large-epsilon", "odd-momentum", "written-between-steps"),
-    ("rate-ends-early", "shrinking-weights", "large-inputs", "weak-inputs", "large-target"),
-    ("dead-units", "saturated-units", "outliers", "growing-signal", "high-initial-loss"),
+    (
+        "rate-ends-early",
+        "strong-weight-decay",
+        "shrinking-weights",
+        "large-inputs",
+        "weak-inputs",
+        "large-target",
+        "wrong-probabilities",
+    ),
+    (
+        "dead-units",
+        "saturated-units",
+        "attention-saturated",
+        "attention-uniform",
+        "outliers",
+        "growing-signal",
+        "high-initial-loss",
+    ),
     ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
     ("updates-too-large", "updates-too-small", "equal-outputs"),
     ("loss-is-constant", "loss-rises", "loss-does-not-fall", "loss-jumps", "loss-falls-slowly"),
@@ -36,7 +78,7 @@ ORDER = (
 """Kinds of findings, causes before consequences."""
 _PLACE = {kind: place for place, kinds in enumerate(ORDER) for kind in kinds}
 
-LOSSES = frozenset(ORDER[9])
+LOSSES = frozenset(next(kinds for kinds in ORDER if "loss-rises" in kinds))
 """Symptoms that any other fault explains."""
 EVERYWHERE = 0.5
 """The share of the layers from which on a fault of layers is one of the training."""
@@ -69,7 +111,9 @@ def _once(faults: Sequence[Finding], layers: int) -> list[Finding]:
         alike = [one for one in faults if one.kind == kind]
         if len(alike) > max(1, EVERYWHERE * layers):
             first = alike[0]
-            what = f"{first.what}, in {first.layer} and {len(alike) - 1} more layers"
+            if kind == "frozen" and len(alike) < layers:
+                place = first.layer
+            what = f"{first.what}, in {first.layer} and {len(alike) - 1} more of {layers} layers"
             one = replace(first, severity="error", layer=place, what=what)
             faults = [one, *(other for other in faults if other.kind != kind)]
     return [*faults]

@@ -87,8 +87,9 @@ def nonfinite(known: Evidence) -> Iterator[Finding]:
             if layer.name in since or ((spread := getattr(layer, role)) is not None and spread.nonfinite > 0)
         ]
         if hit:
-            ordered = hit if role == "output" else hit[::-1]  # gradients are computed from the last layer on
-            first = min(ordered, key=lambda layer: since.get(layer.name, math.inf))
+            inside = [layer for layer in hit if not layer.whole] or hit
+            ordered = inside if role == "output" else inside[::-1]  # gradients are computed from the last layer on
+            first = min(ordered, key=lambda layer: _share_before(layer, role))
             spread = getattr(first, role)
             share = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} " if counts_nonfinite(spread) else ""
             what = f"{share}{label} are NaN or infinite"
@@ -103,18 +104,30 @@ def nonfinite(known: Evidence) -> Iterator[Finding]:
         yield fault("nonfinite", name, what + also, causes=_why_nonfinite(known))
 
 
+def _share_before(layer: Layer, role: str) -> float:
+    """The share of what was recorded of a layer before the first NaN or infinity: some are called more often than others."""
+    spread, since = getattr(layer, role), layer.since.get(role, -1)
+    return since / max(spread.observations, 1) if since >= 0 and spread is not None else math.inf
+
+
 def _why_nonfinite(known: Evidence) -> tuple[str, ...]:
     """The likely causes, if anything tells of them."""
     if any(not all(batches.each["finite"]) for batches in [*known.inputs.values(), *known.target.values()]):
         return ("nonfinite-inputs",)
     finite = known.loss.finite if known.loss is not None else []
-    if len(finite) > 3 and max(finite[-3:]) > 2 * abs(finite[0]):
-        return why_rising(known)
+    rises = len(finite) > 3 and max(finite[-3:]) > 2 * abs(finite[0])
+    if not (rises and known.early_ratio > LOSS.early) and [*signal(known), *gradients(known)]:
+        return ("exploding-gradients", "initialisation", "rate-too-high")
+    if rises:
+        return ("rate-too-high", "initialisation")
     return ("nonfinite", "initialisation", "rate-too-high") if known.loss is not None else ()
 
 
 def why_rising(known: Evidence) -> tuple[str, ...]:
     """The likely causes of a loss that rises: too high a rate changes the weights much at once, an ascent begins gently."""
+    rate, loss = known.fact("rate"), known.loss
+    if len(rate) > 1 and rate[-1] > 9 * rate[0] > 0 and loss is not None and min(loss.finite) < 0.9 * loss.start():
+        return ("schedule", "rate-too-high")
     return ("rate-too-high", "ascent") if known.early_ratio > LOSS.early else ("ascent", "rate-too-high")
 
 
@@ -162,6 +175,15 @@ def dead(known: Evidence) -> Iterator[Finding]:
             what = f"{len(units)} of {gone.numel()} units{which} are dead: {how}"
             yield fault("dead-units", layer.name, what, causes=causes, severity=_severity(len(units) / gone.numel()))
         before = gone
+
+
+def silent_blocks(known: Evidence) -> Iterator[Finding]:
+    """The first block that contains layers, and whose outputs are all zero."""
+    for layer in known.layers:
+        out = layer.output
+        if layer.whole and layer.name != "(net)" and out is not None and out.count and out.low == out.high == 0:
+            yield fault("dead-units", layer.name, f"all its outputs were 0 in {out.observations} observations")
+            return
 
 
 def _severity(share: float) -> Literal["error", "warning", "notice"]:
@@ -242,7 +264,7 @@ def updates(known: Evidence) -> Iterator[Finding]:
             if (layer.trained and not aside) or (layer.trained is None and has_gradients(layer)):
                 what = "the weights never changed" + _because(layer.silent.get("update", ""))
                 yield fault("frozen", layer.name, what, causes=_why_frozen(known, layer))
-        elif layer.update is None and layer.trained and layer.name in known.updates:
+        elif layer.update is None and layer.trained and _is_weight_left_out(known, layer):
             what = "no optimizer holds its weights, only its bias"
             yield fault("frozen", layer.name, what, causes=("not-in-optimizer", "frozen"))
         elif layer.ratio > high and layer.growth > 1:
@@ -255,8 +277,17 @@ def updates(known: Evidence) -> Iterator[Finding]:
             yield fault("updates-too-small", layer.name, what, causes=likely)
 
 
+def _is_weight_left_out(known: Evidence, layer: Layer) -> bool:
+    """Whether the optimizer changes its bias, and not its weight, which is a parameter: one that is computed is not."""
+    updates, module = known.updates.get(layer.name, {}), known.modules.get(layer.name)
+    own = [] if module is None else [path for path, weight in module.named_parameters(recurse=False) if weight.requires_grad]
+    return bool(updates) and any("bias" not in path and path not in updates for path in own)
+
+
 def _is_sure(known: Evidence, layer: Layer) -> bool:
-    """Whether updates of a single layer are too large by enough, and for long enough."""
+    """Whether updates of a single layer are too large by enough, for long enough, and the loss has not come down all the same."""
+    if known.loss is not None and known.loss.end() < 0.5 * known.loss.start():
+        return False
     steps = max(map(len, known.updates.get(layer.name, {}).values()), default=LOSS.least)
     return layer.ratio > LOSS.early and steps >= LOSS.least
 
@@ -304,11 +335,9 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
         if layer.name not in with_gradient and "weight_gradient" in layer.silent and "update" not in layer.silent
     ]
     if without and known.steps is not None:
-        last = trained.index(without[-1])
-        after = next((layer.name for layer in trained[last + 1 :] if layer.name in with_gradient), None)
         more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
         what = f"no gradient comes back to {without[-1].name}{more}, although their weights require one"
-        yield fault("no-gradient", after or without[-1].name, what)
+        yield fault("no-gradient", without[-1].name, what)
     zero = [
         layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)
     ]
@@ -328,12 +357,16 @@ def zero_weights(known: Evidence) -> Iterator[Finding]:
     zero = [
         name
         for name, courses in known.weights.items()
-        if any(path.startswith("weight") and len(course) > 1 and not any(course.values) for path, course in courses.items())
-        and kinds.get(name) not in NORMS
+        if any(
+            path.startswith("weight") and len(course) > (LOSS.least if kinds.get(name) in NORMS else 1) and not any(course.values)
+            for path, course in courses.items()
+        )
     ]
     if zero:
         more = f", and those of {len(zero) - 1} more layers" if len(zero) > 1 else ""
-        yield fault("zero-weights", zero[0], f"its weights were zero in all steps{more}")
+        frozen = any(layer.name == zero[0] and layer.trained is False for layer in known.layers)
+        causes = ("frozen", "initialisation") if frozen else ()
+        yield fault("zero-weights", zero[0], f"its weights were zero in all steps{more}", causes=causes)
 
 
 def equal_units(known: Evidence) -> Iterator[Finding]:
@@ -381,10 +414,26 @@ def weak_inputs(known: Evidence) -> Iterator[Finding]:
     if first is None or first.units is None or not known.inputs or not all(batches.floating for batches in known.inputs.values()):
         return
     var, square = first.units["var"].double().nan_to_num(), first.units["mean"].double().square()
-    share = float(var.mean() / (var + square).mean())
+    share = float((var / (var + square)).nanmedian())
     if share < WEAK:
-        what = f"its outputs hardly depend on its inputs: {share:.1%} of their mean square is variance"
+        what = f"its outputs hardly depend on its inputs: of a typical unit {share:.1%} of the mean square is variance"
         yield fault("weak-inputs", first.name, what)
+
+
+def shrinking(known: Evidence) -> Iterator[Finding]:
+    """The first layer whose outputs are far smaller than what comes in, though not zero."""
+    sizes = [batches.typical("norm") / math.sqrt(max(batches.typical("count"), 1)) for batches in known.inputs.values()]
+    before = min(sizes, default=math.nan)
+    for layer in known.layers:
+        if layer.whole or layer.output is None or not layer.output.count:
+            continue
+        size = layer.output.rms
+        if 0 < size < SIGNAL.shrunk * before:
+            what = f"the root mean square of its outputs is {size:.1e}, and {before:.1e} before it"
+            causes = ("normalisation", "initialisation") if layer.kind in NORMS else ()
+            yield fault("shrinking-signal", layer.name, what, causes=causes)
+            return
+        before = size
 
 
 def signal(known: Evidence) -> Iterator[Finding]:
@@ -405,11 +454,13 @@ RULES = (
     no_gradient,
     zero_weights,
     dead,
+    silent_blocks,
     saturated,
     equal_units,
     outliers,
     weak_inputs,
     linear_net,
+    shrinking,
     signal,
     gradients,
     updates,

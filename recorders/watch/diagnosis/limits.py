@@ -9,16 +9,22 @@ from torch import Tensor, nn
 __all__ = [
     "COARSE",
     "DEAD_SHARE",
+    "DECAYS",
+    "DISCARDED",
     "EQUAL",
     "FIRST_STEPS",
     "FLAT",
     "GRADIENT_DECAY",
+    "INITIAL",
     "LARGE_INPUT",
+    "LARGE_OUTPUT",
     "LARGE_TARGET",
     "LINEAR",
     "LOSS",
     "MASSIVE",
     "NORMS",
+    "NORM_EPSILON",
+    "PROBE",
     "RATE_ENDS",
     "RECENT",
     "RESHAPING",
@@ -73,11 +79,11 @@ are dead from the start in healthy nets with ReLU and the initialisation of He e
 DEAD_SHARE = 0.95
 """The share of dead units in a layer from which on they explain that nothing is learned. It is ours."""
 
-RECENT = (8, 512, 0.5)
+RECENT = (8, 2048, 0.5)
 """For how long a unit that was active before must be idle to be dead: observations, elements, share of the recording.
 
 The share is enough in place of the elements, so that a short recording tells, too; so many observations there must be in any case.
-They are ours: a healthy unit that is active in one of 100 elements is idle for 512 with a probability of 0.6 %, and a fault needs
+They are ours: a healthy unit that is active in one of 500 elements is idle for 2048 with a probability of 1.7 %, and a fault needs
 more than `UNIT_SHARE` of such units.
 """
 
@@ -101,6 +107,7 @@ class LossLimits(NamedTuple):
 
     Attributes:
         least: the number of values from which on it is judged.
+        flat: the number of values from which on it should have fallen.
         long: the number of values from which on it is judged by how far it should have come.
         falls: by which share of the start it must fall.
         rises: by which share it must rise to be called rising.
@@ -110,10 +117,12 @@ class LossLimits(NamedTuple):
         slow, fast: updates relative to the weights below and above which the rate explains a loss that does not fall. The range of
             Karpathy, see `UPDATE_RANGE`, is 1e-4 to 1e-2.
         early: the same of the first steps.
+        probability: how far the mean probability may be from how often labels of 1 come.
         decay: the ratio of gradients of early and late layers below which these explain a loss that does not fall.
     """
 
     least: int = 20
+    flat: int = 50
     long: int = 100
     falls: float = 0.02
     rises: float = 0.1
@@ -123,6 +132,7 @@ class LossLimits(NamedTuple):
     slow: float = 2e-3
     fast: float = 0.3
     early: float = 0.2
+    probability: float = 0.2
     decay: float = 1e-2
 
 
@@ -143,16 +153,34 @@ EQUAL = EqualLimits()
 
 
 class SignalLimits(NamedTuple):
-    """When outputs grow with depth: from how many layers on, and by which factor. They are ours.
+    """When outputs grow with depth: from how many layers on, and by which factor; and when one layer shrinks them. They are ours.
 
     The residual stream of a healthy transformer grows by the square root of its depth; nets with normalisation keep their scale.
     """
 
     layers: int = 4
     grown: float = 1e3
+    shrunk: float = 1e-4
 
 
 SIGNAL = SignalLimits()
+
+DISCARDED = 3
+"""How many times gradients are cleared before a typical step, if most batches are lost. It is ours."""
+
+
+class DecayLimits(NamedTuple):
+    """When a weight decay is too strong: how many times the gradient of the loss, or which share of the weights in a step.
+
+    Weights that lose a share of 5e-3 in each step are halved in 140 steps, and no usual setting comes near: SGD at 0.1 with 5e-4
+    loses 5e-5, AdamW at 1e-3 with 0.1 loses 1e-4. Both are ours.
+    """
+
+    of_gradient: float = 3.0
+    of_weights: float = 5e-3
+
+
+DECAYS = DecayLimits()
 
 RATE_ENDS = 1e-2
 """A schedule has ended when the rate is below this share of the highest."""
@@ -169,6 +197,9 @@ FIRST_STEPS = 1.0
 LARGE_INPUT, LARGE_TARGET = 50.0, 50.0
 """Magnitudes of floating-point inputs and targets that were not normalised: pixels go to 255. They are ours."""
 
+LARGE_OUTPUT = 10.0
+"""The root mean square of what the first layer gives, from which on large inputs reach the layers after it. It is ours."""
+
 COARSE = 2.0**-9
 """Updates relative to the weights below which weights in bfloat16 lose most of them: half the distance of neighbours, 2**-8."""
 
@@ -180,6 +211,61 @@ SORTED = 10.0
 
 VARIES = 1e-6
 """Outputs are the same for all inputs if their variance over a batch is below this share of their mean square. It is ours."""
+
+
+class InitialLimits(NamedTuple):
+    """When the weights of a net began far from where PyTorch begins. All are ours.
+
+    The gain of weights is their root mean square times the square root of the fan-in: PyTorch draws 0.58, and the rules of Xavier
+    and He want 1 and 1.4, so that the scale of the signal is kept.
+
+    Attributes:
+        gain, last: the largest accepted gain of a hidden layer, and of the last one, of which only the loss sees how large it is.
+        bias: the largest accepted root mean square of a bias of a hidden layer.
+        least: the number of weights from which on one sees how they were drawn.
+        wide: from so many inputs on a layer of one unit is narrow.
+    """
+
+    gain: float = 8.0
+    last: float = 40.0
+    bias: float = 8.0
+    least: int = 64
+    wide: int = 4
+
+
+INITIAL = InitialLimits()
+
+NORM_EPSILON = 0.1
+"""The largest accepted epsilon of a normalisation: PyTorch has 1e-5, and variances are about 1. It is ours."""
+
+
+class ProbeLimits(NamedTuple):
+    """When a run of a copy of the net shows a fault. All are ours.
+
+    Attributes:
+        bytes: of the parameters and buffers of the largest net that is copied.
+        differs: the share of the largest difference, or of the largest value, below which differences are rounding.
+        order: the effect of other positions, relative to that of other values, below which there is none.
+        ignored: the share of the inputs from which on it matters that they have no effect.
+        fades: the smallest effect of an input relative to the largest, beyond which effects fade out rather than end.
+        alone, most: the entropy of a query relative to that of equal shares, below which it reads one key alone, and the share of
+            queries that do. A sharp head that was learned reads others, too: with a share of 1e-3 it is above.
+        even: how little less than that entropy it is if all keys are read alike.
+        copies: the share of positions at which the likeliest token is the one that was put in.
+    """
+
+    bytes: int = 2**30
+    differs: float = 1e-3
+    order: float = 1e-3
+    ignored: float = 0.5
+    fades: float = 1e-3
+    alone: float = 1e-3
+    most: float = 0.9
+    even: float = 1e-6
+    copies: float = 0.9
+
+
+PROBE = ProbeLimits()
 
 SHRUNK = 0.2
 """The share of their first norm below which weights have shrunk away."""

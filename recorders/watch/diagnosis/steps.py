@@ -87,6 +87,7 @@ class _SinceStep:
 
     def __init__(self, number: int) -> None:
         self.number, self.kept, self.written, self.discarded = number, math.nan, math.nan, math.nan
+        self._stepping = False  # a closure may clear gradients in the step, as that of L-BFGS does
         self._step, self._versions, self._version = -1, 0, 0
         self._gradient: weakref.ref[Tensor] | None = None
         self.probe: Any = None
@@ -94,6 +95,7 @@ class _SinceStep:
     def begin(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> nn.Parameter | None:
         """Notes the weights after a step, and the gradient of one parameter, which it returns."""
         self._step, self._versions, self.kept, self.discarded = step, _versions(leaves), math.nan, math.nan
+        self._stepping = False
         self.end()
         for _, parameter in leaves:
             if parameter.grad is not None:
@@ -106,6 +108,7 @@ class _SinceStep:
         known = 0 <= self._step == step - 1
         self.written = float(_versions(leaves) != self._versions) if known else math.nan
         self.kept = self.kept if known else math.nan
+        self._stepping = True
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """Called when a gradient was added: one that was cleared in place since has two versions more, not one.
@@ -118,7 +121,8 @@ class _SinceStep:
         added = gradient is self._gradient() and gradient._version == self._version + 1
         if self.kept != 0:
             self.kept = float(added)
-        self.discarded = 0.0 if math.isnan(self.discarded) else self.discarded + (not added)
+        if not self._stepping:
+            self.discarded = 0.0 if math.isnan(self.discarded) else self.discarded + (not added)
         self._gradient, self._version = weakref.ref(gradient), gradient._version
 
     def end(self) -> None:
@@ -252,8 +256,8 @@ def _number(value: Any) -> float:
 
 
 def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> int:
-    """A number that grows whenever one of the parameters is written to."""
-    return sum(parameter._version for _, parameter in leaves)
+    """A number that grows whenever one of the parameters that are trained is written to."""
+    return sum(parameter._version for _, parameter in leaves if parameter.requires_grad)
 
 
 def share_in_mode(module: nn.Module) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import median, pvariance
 
 from torch import nn
@@ -15,14 +15,19 @@ from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.layer_rules import gradients_by_depth, why_rising
 from recorders.watch.diagnosis.limits import (
     COARSE,
+    DECAYS,
+    DISCARDED,
     FIRST_STEPS,
     FLAT,
     LARGE_INPUT,
+    LARGE_OUTPUT,
     LARGE_TARGET,
     LOSS,
     RATE_ENDS,
+    RESHAPING,
     SHRUNK,
     SORTED,
+    UPDATE_RANGE,
     VARIES,
     shown_range,
 )
@@ -31,6 +36,14 @@ from recorders.watch.overview import Layer
 
 LEAST = 10
 """The number of steps, or batches, from which on a share of them tells something."""
+
+
+LATE = 10
+"""The number of the last batches that tell how a training ended."""
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
 
 
 def _share(values: Sequence[float]) -> float:
@@ -47,6 +60,14 @@ def not_cleared(known: Evidence) -> Iterator[Finding]:
         yield fault(
             "not-cleared", "optimizer", f"in {sum(kept):.0f} of {len(kept)} steps gradients were added to those of the step before"
         )
+
+
+def discarded(known: Evidence) -> Iterator[Finding]:
+    """Gradients are cleared again and again before a step. Once is usual: the loss of a generator reaches both nets."""
+    cleared = known.fact("discarded")
+    if cleared and median(cleared) >= DISCARDED:
+        what = f"in a typical step gradients were cleared {median(cleared):.0f} times before the optimizer stepped"
+        yield fault("gradients-discarded", "optimizer", what)
 
 
 def rates(known: Evidence) -> Iterator[Finding]:
@@ -90,11 +111,9 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
     """Something else than the optimizer writes to the weights."""
     written = known.fact("written")
     if sum(written) >= 2:
-        yield fault(
-            "written-between-steps",
-            "net",
-            f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before",
-        )
+        what = f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before"
+        # In each step it is meant, as the clipping of weights is.
+        yield fault("written-between-steps", "net", what, severity="warning" if _share(written) < 0.8 else "notice")
 
 
 def modes(known: Evidence) -> Iterator[Finding]:
@@ -114,9 +133,8 @@ def modes(known: Evidence) -> Iterator[Finding]:
 
 
 def _first(known: Evidence, holds: Callable[[nn.Module], bool]) -> str:
-    """The first module of which it holds; "net" if the net is not known."""
-    modules = known.net.named_modules() if known.net is not None else ()
-    return next((name for name, module in modules if holds(module)), "net")
+    """The first module of which it holds; "net" if the modules are not known."""
+    return next((name for name, module in known.modules.items() if holds(module)), "net")
 
 
 def gradient_sizes(known: Evidence) -> Iterator[Finding]:
@@ -136,9 +154,35 @@ def gradient_sizes(known: Evidence) -> Iterator[Finding]:
 
 def first_steps(known: Evidence) -> Iterator[Finding]:
     """The first steps change the weights by about their own size."""
-    if known.early_ratio > FIRST_STEPS and known.ratio > 0.1 * FIRST_STEPS:  # a small head soon grows
+    finite = known.loss.finite if known.loss is not None else []
+    thrown = len(finite) > 1 and max(finite[1:6]) > 10 * abs(finite[0])  # afterwards the weights are large, and updates relative
+    if known.early_ratio > FIRST_STEPS and (thrown or known.ratio > 0.1 * FIRST_STEPS):  # a small head soon grows
         what = f"each of the first steps changes the weights by {shown_range(known.early_ratio)}"
         yield fault("updates-too-large", "optimizer", what, 0, causes=("rate-too-high", "loss-scale"))
+
+
+def weight_decay(known: Evidence) -> Iterator[Finding]:
+    """A weight decay that takes off much of the weights in each step, or is most of what Adam sees."""
+    decay = max(known.fact("decay"), default=0.0)
+    if not decay:
+        return
+    if any(known.fact("coupled")):
+        pairs = [
+            (course.values[at], gradient.values[at])
+            for layer, courses in known.weights.items()
+            for path, course in courses.items()
+            if "bias" not in path and (gradient := known.gradients.get(layer, {}).get(path)) is not None
+            for at in range(min(len(course), len(gradient), LEAST))
+        ]
+        shares = [decay * weight / max(gradient, 1e-30) for weight, gradient in pairs if math.isfinite(weight + gradient)]
+        if shares and median(shares) > DECAYS.of_gradient:
+            what = f"the weight decay of {decay:g} adds {median(shares):.0f} times as much to a typical gradient as the loss does"
+            yield fault("strong-weight-decay", "optimizer", what)
+    else:
+        rate = max(known.fact("rate"), default=0.0)
+        if rate * decay > DECAYS.of_weights:
+            what = f"each step takes {rate * decay:.2%} off the weights: a weight decay of {decay:g} at a learning rate of {rate:g}"
+            yield fault("strong-weight-decay", "optimizer", what)
 
 
 def weight_sizes(known: Evidence) -> Iterator[Finding]:
@@ -172,17 +216,41 @@ def loss(known: Evidence) -> Iterator[Finding]:
         return  # of no fixed scale, as that of a policy gradient
     sure = 3 * noise / math.sqrt(max(3, 0.1 * len(course)))
     trivial = _trivial_loss(known)
-    if end > start + max(sure, LOSS.rises * start):
+    flat = _why_flat(known)
+    if _climbs(course) and known.early_ratio < LOSS.early:
+        yield fault("loss-climbs", "loss", f"the loss rose from {start:.4g} to {end:.4g}, from the first steps on")
+    elif end > start + max(sure, LOSS.rises * start):
         yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=why_rising(known))
-    elif end > start - max(sure, LOSS.falls * start):
+    elif end > start - max(sure, LOSS.falls * start) and len(course) >= LOSS.flat and not _begins_trained(start, trivial):
         what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
-        yield fault("loss-does-not-fall", "loss", what, causes=_why_flat(known))
+        yield _flat(what, flat)
     elif math.isfinite(trivial) and end > LOSS.trivial * trivial - sure and len(course) >= LOSS.long:
         what = f"after {len(course)} steps the loss is {end:.4g}; without any inputs it could be {trivial:.4g}"
-        yield fault("loss-does-not-fall", "loss", what, causes=_why_flat(known))
+        yield _flat(what, flat)
     elif len(course) >= LOSS.long and not _warms_up(known) and _is_slow(known, course, trivial):
         what = f"the loss fell from {start:.4g} to {end:.4g}, and a typical step changes the weights by {shown_range(known.ratio)}"
         yield fault("loss-falls-slowly", "loss", what)
+
+
+def _flat(what: str, causes: Sequence[str]) -> Finding:
+    """A loss that does not fall; if the shapes of output and target tell why, a finding of these."""
+    if causes[0] == "broadcast":  # not of the binary cross entropy, which refuses such shapes
+        return fault("shapes-broadcast", "(net)", f"output and target have as many elements along different axes, and {what}")
+    return fault("loss-does-not-fall", "loss", what, causes=causes)
+
+
+def _begins_trained(start: float, trivial: float) -> bool:
+    """Whether the loss begins far below that of a net that knows nothing of its inputs."""
+    return math.isfinite(trivial) and start < 0.5 * trivial
+
+
+def _climbs(course: Course) -> bool:
+    """Whether the loss rises from the first steps on, by far and to the end: one that is minimised falls at first."""
+    found = course.finite
+    quarters = [median(found[at * len(found) // 4 : (at + 1) * len(found) // 4]) for at in range(4)]
+    first = found[: max(LEAST, len(found) // 10)]
+    rising = all(after > before for before, after in pairwise(quarters))
+    return rising and quarters[-1] > 2 * course.start() and median(first[len(first) // 2 :]) > median(first[: len(first) // 2])
 
 
 def _is_slow(known: Evidence, course: Course, trivial: float) -> bool:
@@ -207,11 +275,8 @@ def jumps(known: Evidence) -> Iterator[Finding]:
     for at in range(20, len(found) - 15):
         before, after = median(found[at - 10 : at]), median(found[at : at + 15])
         fallen = median(found[:3]) - before
-        if (
-            after - before > max(8 * noise, 0.5 * fallen)
-            and found[at] - found[at - 1] > 0.5 * (after - before)
-            and fallen > 8 * noise
-        ):
+        rises = after - before > max(8 * noise, 0.5 * fallen) and after > 4 * before
+        if rises and found[at] - found[at - 1] > 0.5 * (after - before) and fallen > 8 * noise:
             what = f"the loss jumped from {before:.3g} to {after:.3g} within a step"
             yield fault("loss-jumps", "loss", what, at, causes=("weights-overwritten", "rate-too-high"))
             return
@@ -240,8 +305,10 @@ def _trivial_loss(known: Evidence) -> float:
     if target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3:
         return -ones * math.log(ones) - (1 - ones) * math.log(1 - ones) if 0.3 < first < 2 and 0 < ones < 1 else math.nan
     within = target.typical("within")
-    square = target.typical("mean") ** 2 + target.typical("std") ** 2 + output.typical("std") ** 2
-    return within if within > 0 and 0.5 < first / square < 2 else math.nan
+    # The square error of the first outputs, if they do not go with the target yet.
+    apart = target.each["mean"][0] - output.each["mean"][0]
+    square = apart**2 + target.each["std"][0] ** 2 + output.each["std"][0] ** 2
+    return within if within > 0 and 0.8 < first / square < 1.25 else math.nan
 
 
 def _one(batches: Mapping[str, BatchCourse]) -> BatchCourse | None:
@@ -270,16 +337,19 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
     ratio, own = known.ratio, [layer.trained for layer in known.layers if layer.has_weights and layer.trained is not None]
     if own and _share([not trained for trained in own]) > 0.5:
         return ("frozen", "not-in-optimizer")
+    if sum(known.fact("written")) >= 2:
+        return ("weights-overwritten", "rate-too-high")
     if ratio > LOSS.fast or known.early_ratio > LOSS.early:
         return ("rate-too-high", "initialisation")
-    if any(gradients_by_depth(known.gradient_norms, decay=LOSS.decay)):
-        return ("vanishing-gradients", "initialisation", "rate-too-low")
+    for found in gradients_by_depth(known.gradient_norms, decay=LOSS.decay):
+        return (found.kind, "initialisation", "rate-too-low")
     trivial, course = _trivial_loss(known), known.loss
     there = course is not None and math.isfinite(trivial) and course.end() < LOSS.near * trivial
-    if ratio < LOSS.slow and (not there or _still_falls(known)):
+    if ratio < UPDATE_RANGE[0] or (ratio < LOSS.slow and (not there or _still_falls(known))):
         return ("rate-too-low", "not-in-optimizer")
     target, output = _one(known.target), _one(known.outputs)
-    if target is not None and output is not None and target.floating and _may_broadcast(target, output):
+    binary = target is not None and target.low == 0 and target.high == 1
+    if target is not None and output is not None and target.floating and not binary and _may_broadcast(target, output):
         return ("broadcast", "labels-do-not-fit")
     return ("labels-do-not-fit", "noise", "rate-too-high")
 
@@ -302,6 +372,7 @@ def _still_falls(known: Evidence) -> bool:
 
 def inputs(known: Evidence) -> Iterator[Finding]:
     """Inputs that are constant, not finite or far from normalised, and batches that come again."""
+    constant = [batches.low == batches.high for batches in known.inputs.values() if len(batches) >= 2]
     for path, batches in known.inputs.items():
         where = f"inputs:{path}" if path else "inputs"
         wrong = sum(not finite for finite in batches.each["finite"])
@@ -309,6 +380,8 @@ def inputs(known: Evidence) -> Iterator[Finding]:
             yield fault("nonfinite-inputs", where, f"in {wrong} of {len(batches)} batches there is NaN or infinity")
         spread = batches.typical("std")
         if len(batches) >= 2 and batches.low == batches.high:
+            if not batches.floating and not all(constant):
+                continue  # a mask of which nothing is masked
             yield fault("constant-inputs", where, f"all values are {batches.low:.4g}")
         elif batches.floating and spread < FLAT * max(1.0, abs(batches.typical("mean"))):
             yield fault(
@@ -316,16 +389,33 @@ def inputs(known: Evidence) -> Iterator[Finding]:
             )
         elif batches.floating:
             largest = max(abs(batches.low), abs(batches.high))
-            if largest > LARGE_INPUT or abs(batches.typical("mean")) > 10 * batches.typical("std"):
+            far = largest > LARGE_INPUT or abs(batches.typical("mean")) > 10 * batches.typical("std")
+            if far and not _scales_inputs(known):
                 what = f"values from {batches.low:.4g} to {batches.high:.4g}, with a mean of {batches.typical('mean'):.4g}"
                 yield fault("large-inputs", where, what)
         norms = [norm for norm in batches.each["norm"] if math.isfinite(norm)]
         if len(norms) >= LEAST and len({*norms}) == 1 and batches.low < batches.high:
-            yield fault("repeated-batches", where, f"all {len(norms)} batches that were recorded are the same")
-        if batches.floating and max(batches.each["samples"]) == 1 and len(batches) >= LEAST:
+            what = f"all {len(norms)} batches that were recorded are the same"
+            whole = max(batches.each["samples"]) > SAMPLES  # a small table may be one batch
+            yield fault("repeated-batches", where, what, severity="notice" if whole else "warning")
+        one = max(batches.each["samples"]) == 1 if batches.floating else _one_label(known)
+        if one and len(batches) >= LEAST:
             norms_too = any(known.fact("norms"))
             what = "each batch has one sample" + ", and batch norms are in the net" * norms_too
             yield fault("batches-of-one", where, what, severity="error" if norms_too else "warning")
+
+
+def _scales_inputs(known: Evidence) -> bool:
+    """Whether the first layer gives numbers of a usual size: the net itself may divide its inputs, or normalise them."""
+    layers = (layer for layer in known.layers if layer.output is not None and not layer.whole and layer.kind not in RESHAPING)
+    first = next(layers, None)
+    return first is not None and first.output is not None and first.output.rms < LARGE_OUTPUT
+
+
+def _one_label(known: Evidence) -> bool:
+    """Whether the target of each batch is one number."""
+    target = _one(known.target)
+    return target is not None and max(target.each["count"]) == 1
 
 
 def target(known: Evidence) -> Iterator[Finding]:
@@ -334,16 +424,27 @@ def target(known: Evidence) -> Iterator[Finding]:
         where = f"target:{path}" if path else "target"
         if len(batches) >= LEAST and batches.low == batches.high:
             yield fault("constant-target", where, f"all values are {batches.low:.4g}")
+        elif len(batches) >= LEAST and not batches.floating and max(_finite(batches.each["within"]), default=1.0) == 0:
+            yield fault("constant-target", where, "all samples of a batch have the same values")
         elif not batches.floating and len(batches) >= LEAST and batches.typical("count") > 1:
             alike = _share([low == high for low, high in zip(batches.each["min"], batches.each["max"], strict=True)])
             if alike > 0.5:
                 yield fault("sorted-target", where, f"in {alike:.0%} of the batches all labels are equal")
             else:
                 yield from _sorted(batches, where)
-        elif batches.floating and max(abs(batches.low), abs(batches.high)) > LARGE_TARGET:
+        elif batches.floating and max(abs(batches.low), abs(batches.high)) > LARGE_TARGET and not _is_scaled(known, batches):
             yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}")
         elif batches.floating:
             yield from _sorted(batches, where)
+
+
+def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
+    """Whether the first outputs are where the target is: a net may scale them itself."""
+    output = _one(known.outputs)
+    if output is None:
+        return False
+    spread = target.typical("std")
+    return abs(output.each["mean"][0] - target.typical("mean")) < spread and output.each["std"][0] > 0.02 * spread
 
 
 def _sorted(batches: BatchCourse, where: str) -> Iterator[Finding]:
@@ -393,10 +494,65 @@ def probabilities(known: Evidence) -> Iterator[Finding]:
         floor = math.log1p(math.exp(-1)) * ones + math.log(2) * (1 - ones)
     else:
         return
-    least = min(course.finite)
-    if sure and 0.97 * floor < least < 1.6 * floor + 1:
-        what = f"the net returns probabilities; taken as logits they allow no loss below {floor:.3g}, and the least was {least:.3g}"
-        yield fault("probabilities-as-logits", "(net)", what)
+    end = course.end()
+    if sure and 0.9 * floor < end < 1.6 * floor + 1:
+        what = f"the net returns probabilities; taken as logits they allow no loss below {floor:.3g}, and it ends at {end:.3g}"
+        yield fault("probabilities-as-logits", _last(known), what)
+
+
+def wrong_probabilities(known: Evidence) -> Iterator[Finding]:
+    """Logits of labels of 0 and 1 that say on average something else than how often these come.
+
+    A bias of the last layer makes both equal wherever the loss is that of these labels. So does a linear layer, nearly.
+    """
+    output, labels = _one(known.outputs), _one(known.target)
+    if output is None or labels is None or len(output) < LEAST or known.loss is None or len(known.loss) < LOSS.long:
+        return
+    if not output.floating or labels.low != 0 or labels.high != 1 or output.typical("count") != labels.typical("count"):
+        return
+    ones = labels.typical("mean")
+    binary = abs(labels.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
+    says = [_median(_finite(batches[-LATE:])) for batches in (output.each["sigmoid"], labels.each["mean"])]
+    if binary and (output.low < 0 or output.high > 1) and abs(says[0] - says[1]) > LOSS.probability:
+        what = f"the mean probability is {says[0]:.2f} at the end, and {says[1]:.2f} of the labels are 1"
+        yield fault("wrong-probabilities", "(net)", what)
+
+
+def broadcast(known: Evidence) -> Iterator[Finding]:
+    """A square error of each output with each target: shapes broadcast, and the loss is that of all pairs.
+
+    The mean over all pairs follows from means and variances alone, whatever belongs to what.
+    """
+    output, labels, course = _one(known.outputs), _one(known.target), known.loss
+    if output is None or labels is None or course is None or not (output.floating and labels.floating):
+        return
+    count = output.typical("count")
+    if not _may_broadcast(labels, output) or not 1 < count <= SAMPLES or len(course) < LEAST:
+        return
+    pairs = [
+        (mean - other) ** 2 + std**2 + spread**2
+        for mean, std, other, spread in zip(
+            output.each["mean"], output.each["std"], labels.each["mean"], labels.each["std"], strict=False
+        )
+    ]
+    off = [abs(loss - pair) for loss, pair in zip(course.values, pairs, strict=False) if pair > 0]
+    if len(off) >= LEAST and median(off) < 1e-3 * median(pairs):
+        axes = f"{output.typical('axes'):.0f} and {labels.typical('axes'):.0f}"
+        what = f"output and target have {axes} axes, and the loss compares each output with each target"
+        yield fault("shapes-broadcast", "(net)", what)
+
+
+def rectified(known: Evidence) -> Iterator[Finding]:
+    """Logits of classes that are never negative, and exactly 0 at the least: a ReLU after the last layer."""
+    output, labels = _one(known.outputs), _one(known.target)
+    if output is None or len(output) < LEAST or not output.floating or _classes(known) < 2:
+        return
+    if labels is not None and (labels.floating or labels.high >= _classes(known)):
+        return
+    if labels is not None and all(low == 0 for low in output.each["min"]) and output.high > 1:
+        yield fault(
+            "rectified-outputs", _last(known), f"logits are never below 0, and 0 in each batch; the largest is {output.high:.3g}"
+        )
 
 
 def unreachable(known: Evidence) -> Iterator[Finding]:
@@ -404,13 +560,14 @@ def unreachable(known: Evidence) -> Iterator[Finding]:
     output, labels = _one(known.outputs), _one(known.target)
     if output is None or labels is None or not (output.floating and labels.floating) or len(output) < LEAST:
         return
-    moves = output.typical("std") > 0.1 * labels.typical("std")  # not of a net that returns the mean
-    if moves and output.low >= 0 and labels.low < -0.1 * labels.typical("std"):
+    near = abs(output.typical("mean") - labels.typical("mean")) < 0.3 * labels.typical("std")
+    moves = not near or output.typical("std") > 0.1 * labels.typical("std")  # not of a net that returns the mean
+    if moves and output.low >= 0 and labels.typical("min") < -0.1 * labels.typical("std"):
         what = f"outputs are never below 0, and the target goes down to {labels.low:.3g}"
-        yield fault("unreachable-target", "(net)", what)
+        yield fault("unreachable-target", _last(known), what)
     elif len(output) >= LOSS.least and output.low >= -1 and 0.95 < output.high <= 1 and labels.high > 1.5:
         what = f"outputs are never above 1, and the target goes up to {labels.high:.3g}"
-        yield fault("unreachable-target", "(net)", what)
+        yield fault("unreachable-target", _last(known), what)
 
 
 def foreign(known: Evidence) -> Iterator[Finding]:
@@ -427,6 +584,12 @@ def _output(known: Evidence) -> Layer | None:
     return next((layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")), rows[-1] if rows else None)
 
 
+def _last(known: Evidence) -> str:
+    """The last layer, which most likely makes what the net returns."""
+    inside = [layer.name for layer in known.layers if layer.output is not None and not layer.whole]
+    return inside[-1].partition(":")[0] if inside else "(net)"
+
+
 def initial_loss(known: Evidence) -> Iterator[Finding]:
     """A cross entropy that is far above that of equal probabilities in the beginning."""
     labels, classes = _one(known.target), _classes(known)
@@ -435,7 +598,8 @@ def initial_loss(known: Evidence) -> Iterator[Finding]:
     if classes < 2 or not 0 <= labels.high < classes:
         return
     first, expected = known.loss.finite[0], math.log(classes)
-    if first > LOSS.initial * expected + 1:
+    summed = 0.3 < first / max(labels.typical("count"), 1) / expected < LOSS.initial and labels.typical("count") > 1
+    if first > LOSS.initial * expected + 1 and not summed:
         yield fault(
             "high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}"
         )
@@ -443,6 +607,7 @@ def initial_loss(known: Evidence) -> Iterator[Finding]:
 
 RULES = (
     not_cleared,
+    discarded,
     foreign,
     rates,
     optimizer_state,
@@ -450,11 +615,15 @@ RULES = (
     modes,
     gradient_sizes,
     first_steps,
+    weight_decay,
     weight_sizes,
     inputs,
     target,
     outputs,
     probabilities,
+    wrong_probabilities,
+    broadcast,
+    rectified,
     unreachable,
     initial_loss,
     loss,

@@ -1,0 +1,118 @@
+"""Rules on the net itself: what its modules tell, and how large its weights were in the beginning.
+
+Only a recorder knows the net; of a recording none of these is examined.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from recorders.watch.diagnosis.evidence import Course, Evidence
+from recorders.watch.diagnosis.finding import Finding, fault
+from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
+
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+ACTIVATION = re.compile("(?i)(act|relu|gelu|silu|tanh|nonlinear)")
+"""How the names of activation functions begin."""
+FEATURED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def frozen_from_start(known: Evidence) -> Iterator[Finding]:
+    """Frozen layers whose weights are still those that PyTorch draws: nobody has trained them."""
+    layers = [(name, module) for name, module in known.modules.items() if isinstance(module, FEATURED)]
+    fresh = [name for name, module in layers if not module.weight.requires_grad and _is_fresh(module)]
+    if fresh:
+        more = f", and those of {len(fresh) - 1} more layers" if len(fresh) > 1 else ""
+        what = f"its weights are frozen, and still as PyTorch draws them{more}"
+        yield fault("frozen-from-start", fresh[0], what, severity="error" if 2 * len(fresh) > len(layers) else "warning")
+
+
+def _is_fresh(layer: nn.Module) -> bool:
+    """Whether the weights are uniform within 1 / sqrt(fan-in), as `reset_parameters` of linear and convolutional layers draws."""
+    weight = layer.weight
+    if not isinstance(weight, Tensor) or weight.numel() < INITIAL.least or weight.is_meta or not weight.is_floating_point():
+        return False
+    scaled = weight.detach().abs().double() * math.sqrt(_fan_in(weight))
+    largest, square = scaled.max().item(), scaled.square().mean().item()
+    return 0.9 < largest < 1.001 and abs(square * 3 - 1) < 6 / math.sqrt(weight.numel())
+
+
+def idle_activations(known: Evidence) -> Iterator[Finding]:
+    """Activation functions that let everything through: a slope of 1, or `nn.Identity` in the place of all of them."""
+    idle = [name for name, module in known.modules.items() if isinstance(module, nn.LeakyReLU) and module.negative_slope == 1]
+    named = {name: module for name, module in known.modules.items() if ACTIVATION.match(name.rpartition(".")[2])}
+    if len(named) > 1 and all(type(module) is nn.Identity for module in named.values()):
+        idle += named
+    if idle:
+        more = f", and {len(idle) - 1} more" if len(idle) > 1 else ""
+        yield fault("linear-net", idle[0], f"this activation function does nothing{more}")
+
+
+def wrong_normalisation(known: Evidence) -> Iterator[Finding]:
+    """A normalisation whose epsilon is far above the variance of what it normalises, or that normalises single elements."""
+    for name, module in known.modules.items():
+        epsilon = getattr(module, "eps", None)
+        if "Norm" in type(module).__name__ and isinstance(epsilon, float) and epsilon > NORM_EPSILON:
+            yield fault("wrong-normalisation", name, f"the epsilon of the normalisation is {epsilon:g}; 1e-5 is usual")
+            return
+        if isinstance(module, nn.LayerNorm) and math.prod(module.normalized_shape) == 1:
+            yield fault("wrong-normalisation", name, "it normalises single elements, of which each is its own mean")
+            return
+
+
+def bottleneck(known: Evidence) -> Iterator[Finding]:
+    """A layer of one unit between wider ones."""
+    before: tuple[str, int, int] = ("", 0, 0)
+    for name, module in known.modules.items():
+        if isinstance(module, nn.Linear):
+            wide, narrow = module.in_features, module.out_features
+        elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == 1:
+            wide, narrow = module.in_channels, module.out_channels
+        else:
+            continue
+        if before[2] == 1 and before[1] >= INITIAL.wide and wide == 1 and narrow > 1:
+            what = f"it has one unit, and is between {before[1]} inputs and {narrow} units of {name}"
+            yield fault("bottleneck", before[0], what)
+            return
+        before = (name, wide, narrow)
+
+
+def initial_sizes(known: Evidence) -> Iterator[Finding]:
+    """Weights and biases that begin far too large: the first layer of each kind."""
+    modules = known.modules
+    order = [name for name, module in modules.items() if isinstance(module, (*FEATURED, *RECURRENT))]
+    embedded = {id(module.weight) for module in modules.values() if isinstance(module, nn.Embedding)}
+    for name in order:
+        module, hidden = modules[name], name != order[-1]
+        for path, parameter in module.named_parameters(recurse=False):
+            course = known.weights.get(name, {}).get(path)
+            if course is None or id(parameter) in embedded or not parameter.requires_grad:
+                continue
+            size = _first_norm(course, known.updates.get(name, {}).get(path)) / math.sqrt(max(parameter.numel(), 1))
+            if parameter.ndim > 1:
+                gain = size * math.sqrt(_fan_in(parameter))
+                if gain > (INITIAL.gain if hidden else INITIAL.last):
+                    what = f"its {path} began with a typical size of {size:.3g}, {gain:.0f} times that of one that keeps the scale"
+                    yield fault("large-initial-weights", name, what)
+                    return
+            elif hidden and size > INITIAL.bias:
+                yield fault("large-initial-bias", name, f"its {path} began with a typical size of {size:.3g}")
+                return
+
+
+def _first_norm(course: Course, update: Course | None) -> float:
+    """The norm before the first step that was recorded, at least: it is read after it, and the step changed the weights."""
+    ratio = update.values[0] if update is not None and len(update) else 0.0
+    return course.values[0] / (1 + ratio) if len(course) and math.isfinite(ratio) else 0.0
+
+
+def _fan_in(weight: Tensor) -> int:
+    return max(weight[0].numel() if weight.ndim > 1 else 1, 1)
+
+
+RULES = (frozen_from_start, idle_activations, wrong_normalisation, bottleneck, initial_sizes)
+"""Each looks at what is known of a training, and yields what it finds."""
