@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from torch.overrides import get_testing_overrides
 
-__all__ = ["call"]
+__all__ = ["call", "computed_together", "together_of"]
+
+Together: TypeAlias = "Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]"
 
 
 class Takes(NamedTuple):
@@ -69,6 +72,34 @@ def _with_as_many_as_it_takes(function: Callable[..., Any], operands: tuple[Any,
         except TypeError:
             continue
     return function(*operands[:1])
+
+
+_together: WeakKeyDictionary[Callable[..., Any], Together] = WeakKeyDictionary()
+
+
+def computed_together(together: Together) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Says, of an `op_` that makes one number of a parameter after a step and before it, how to compute that of many at once.
+
+    Args:
+        together: takes a list of parameters after a step, and one of these as they were before it, of one dtype and on one device;
+            returns a number for each, in the dtype of the latter, but float32 or wider. It may overwrite the latter.
+    """
+
+    def known(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        _together[function] = together
+        return function
+
+    return known
+
+
+def together_of(monitor: Any) -> Together | None:
+    """Returns how what a monitor records of many parameters is computed at once; None if its callables have to be called."""
+    if monitor.op_ is None or monitor.map_ is not None or monitor.filter_ is not None:
+        return None
+    try:
+        return _together.get(monitor.op_)
+    except TypeError:  # it cannot be referenced weakly
+        return None
 
 
 def _inspect(function: Callable[..., Any]) -> Takes:

@@ -20,7 +20,7 @@ from recorders.ring.rows import LOCK
 from recorders.schedule.table import Reading
 from reducers import Reducer
 from reducers.errors import did_you_mean
-from reducers.execution.stacked import is_stackable
+from reducers.execution.stacked import row_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +63,7 @@ class ModuleParameterMonitor(Monitor):
         self.attr = None if attr is None else as_names(attr, type(self).__name__, "a parameter")
         super().__init__(reducer, module, **options)
         computes = type(self).operands is not Monitor.operands  # a subclass may; then the monitor has to be asked
-        self._stackable = not (self.has_callables or computes) and not self.given and is_stackable(self.reducer)
+        self._stackable = not (self.has_callables or computes) and not self.given and row_parts(self.reducer) is not None
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))

@@ -20,11 +20,14 @@ from recorders.capture.operands import as_operand
 from recorders.capture.switching import remove
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
+from recorders.monitors.callables import together_of
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
+from recorders.monitors.record import store, work
 from recorders.schedule.table import CHANGE, GRADIENTS, ODD, VALUES, Reading, alike
 from reducers import Reducer
+from reducers.execution.stacked import row_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -222,7 +225,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     tensor([[-0.5000]])
     """
 
-    reading = Reading(CHANGE, lambda parameters, optimizer: parameters)
+    reading: Reading | None = Reading(CHANGE, lambda parameters, optimizer: parameters)
 
     def __init__(
         self,
@@ -233,6 +236,10 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     ) -> None:
         self.before: dict[str, Tensor] = {}  # copies of the parameters, by path; those that steps overwrite stay
         super().__init__(reducer, attr, module, **options)
+        together = together_of(self)
+        if together is not None and type(self).operands is Monitor.operands and not self.given:
+            self.reading = Reading(CHANGE, _values, together)
+            self._stackable = row_parts(self.reducer, numbers=True) is not None
 
     def deregister(self) -> Monitor:
         self.before = {}
@@ -265,6 +272,12 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
                 before = self.before.pop(path, None) if self.has_callables else self.before.get(path)
                 if before is not None:
                     self._see(Call("step", module, values=(parameter, before)), path)
+
+    def record_leaf(self, module: nn.Module, path: str, x: Tensor) -> None:
+        if self.reading is None or self.reading.together is None:
+            super().record_leaf(module, path, x)
+        else:  # what `op_` would make of it
+            work(self, module, (x,), store, self, {path: (x,)})
 
     def _default(self, *operands: Any) -> Any:
         return operands[0].detach() - operands[1] if len(operands) > 1 else operands[0]

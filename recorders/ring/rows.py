@@ -4,23 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recorders.ring.ring import Pending
-from reducers import Reducer, State, StateMismatchError
+from reducers import Collect, Reducer, State, StateMismatchError
 from reducers.execution.rows import RowSweep, swept_dtypes
-from reducers.execution.stacked import int_tensor, lift_stacked
+from reducers.execution.stacked import Kept, int_tensor, lift_stacked, row_parts
 from reducers.kernels.locks import new_lock
 
-__all__ = ["LOCK", "LeafRow", "ParameterRows", "RowBlock"]
+__all__ = ["LOCK", "LeafRow", "ParameterRows", "RowBlock", "Stacked"]
 
 LOCK = new_lock()  # shared by all monitors of parameters: their states change together
 
-Stacked = tuple[State, list[int]]
-"""States as rows, and the number of observations of each row. A row without observations means nothing."""
+_ALL = Collect()
+_THERE = "there"  # which rows have an observation; no key of a state stands alone beside it
+
+
+class Stacked(NamedTuple):
+    """States as rows. A row without observations means nothing.
+
+    Attributes:
+        state: of what is stackable in the reducer.
+        counts: the number of observations of each row.
+        kept: what each part of the reducer that keeps something has kept of the observations of each step: by key the state of a
+            `Collect` of rows [1, rows], and which rows had an observation.
+    """
+
+    state: State
+    counts: list[int]
+    kept: tuple[Mapping[str, State], ...] = ()
+
+    def kept_of(self, part: int, row: int) -> State:
+        """Returns what a part has kept of the observations of a row, stacked along a first axis; {} if there are none."""
+        columns = {key: _ALL.compute(blocks)[:, row] for key, blocks in self.kept[part].items()} if part < len(self.kept) else {}
+        there = columns.pop(_THERE, None)
+        return {} if there is None or not there.any() else {key: column[there] for key, column in columns.items()}
+
+    def without(self, row: int) -> Stacked:
+        """Returns this, without the observations of a row."""
+        counts = [*self.counts]
+        counts[row] = 0
+        there = ({key: block.clone() for key, block in part[_THERE].items()} for part in self.kept)
+        kept = tuple({**part, _THERE: blocks} for part, blocks in zip(self.kept, there, strict=True))
+        for blocks in kept:
+            for block in blocks[_THERE].values():
+                block[:, row] = False
+        return Stacked(self.state, counts, kept)
 
 
 class RowBlock:
@@ -37,11 +69,12 @@ class RowBlock:
         self.number, self.reading, self.reducer, self.dtype, self.device = number, reading, reducer, like.dtype, like.device
         self.leaves, self.views, self.positions = list[tuple[Any, str]](), list[Any](), list[int]()
         self._types: set[type] = {Tensor}  # as gradients and states are that are not there yet
-        self._kernel, self._sweep = (
-            swept_dtypes(reducer, like) is not None,
-            RowSweep(),
-        )  # whether it joins; if not, lifts are joined
-        self._checked = False  # whether the reducer was found to lift each row of a matrix like a tensor by itself
+        parts = row_parts(reducer, numbers=reading.together is not None)
+        if reading.together is not None:
+            like = torch.empty((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        self._rows = None if parts is None or parts.stackable is None else Joiner(parts.stackable, like)
+        self.kept = () if parts is None else parts.kept
+        self._lifters = [None if part.statistic is None else Joiner(part.statistic, like) for part in self.kept]
 
     def continues(self, other: RowBlock) -> bool:
         """Whether the rows of both are those of the same leaves, read and reduced in the same way."""
@@ -65,27 +98,68 @@ class RowBlock:
 
     def joined(self, rows: Stacked, xs: Sequence[Any], due: list[int] | None) -> Stacked:
         """Returns the rows, joined with the observations of those that are due; None if all are."""
-        state, counts = rows
+        state, counts = rows.state, rows.counts
         mine: Sequence[int] = range(len(xs)) if due is None else due
+        if self._rows is not None:
+            state = self._joined_states(self._rows, state, counts, xs, mine)
+        before = rows.kept or tuple(dict[str, State]() for _ in self.kept)
+        kept = tuple(self._keep(part, lifter, xs, due) for part, lifter in zip(before, self._lifters, strict=True))
+        if due is None:
+            return Stacked(state, [*map((1).__add__, counts)], kept)
+        counts = [*counts]
+        for row in due:
+            counts[row] += 1
+        return Stacked(state, counts, kept)
+
+    @staticmethod
+    def _joined_states(joiner: Joiner, state: State, counts: list[int], xs: Sequence[Any], mine: Sequence[int]) -> State:
+        """Returns the states of the rows, joined with the observations of some of them."""
         fresh = [row for row in mine if not counts[row]] if 0 in counts else []
         if len(fresh) < len(mine):
             new = {*fresh}
             old = [None if row in new else x for row, x in enumerate(xs)] if fresh else xs
-            state = self._update(state, old, self._sweep)
+            state = joiner.update(state, old)
         if fresh:
-            first = self._update({}, [xs[row] for row in fresh], RowSweep())
+            first = joiner.lift([xs[row] for row in fresh])
             if state and _kinds(state) != _kinds(first):
-                raise self._mismatch()
+                raise joiner.mismatch()
             state = first if len(fresh) == len(xs) else _written(state, len(xs), fresh, first)
-        if due is None:
-            return state, [*map((1).__add__, counts)]
-        counts = [*counts]
-        for row in due:
-            counts[row] += 1
-        return state, counts
+        return state
+
+    def _keep(self, kept: Mapping[str, State], lifter: Joiner | None, xs: Sequence[Any], due: list[int] | None) -> dict[str, State]:
+        """Returns what a part has kept, and what it keeps of the observations of a step."""
+        seen = xs if due is None else [xs[row] for row in due]
+        lifts = {"": torch.stack([*seen])} if lifter is None else lifter.lift(seen)
+        lifts = lifts if due is None else _written({}, len(xs), due, lifts)
+        there = torch.ones(len(xs), dtype=torch.bool, device=self.device)
+        if due is not None:
+            there = torch.zeros_like(there).index_fill_(0, int_tensor(due, self.device), True)
+        return {key: _ALL.update(kept.get(key, {}), x[None]) for key, x in {**lifts, _THERE: there}.items()}
+
+
+class Joiner:
+    """Joins observations to rows, for a reducer that is stackable.
+
+    Args:
+        like: a tensor like the observations.
+    """
+
+    def __init__(self, reducer: Reducer, like: Tensor) -> None:
+        self.reducer, self.device = reducer, like.device
+        self._kernel = swept_dtypes(reducer, like) is not None  # whether one joins; if not, lifts are joined
+        self._sweep, self._lifting = RowSweep(), RowSweep()
+        self._checked = False  # whether the reducer was found to lift each row of a matrix like a tensor by itself
+
+    def lift(self, xs: Sequence[Any]) -> State:
+        """Returns the states of observations, as rows."""
+        return self._update({}, xs, self._lifting)
+
+    def update(self, state: State, xs: Sequence[Any]) -> State:
+        """Returns the rows joined with these observations; of None a row stays as it is."""
+        return self._update(state, xs, self._sweep)
 
     def _update(self, state: State, xs: Sequence[Any], sweep: RowSweep) -> State:
-        """Returns the rows joined with these observations; of None a row stays as it is. If there is no state, none is None."""
+        """Returns the same; if there is no state, no observation is None."""
         if self._kernel:
             swept = sweep.update(self.reducer, state, xs)
             if swept is not None:
@@ -101,13 +175,14 @@ class RowBlock:
         if not state:
             return lifts
         if _kinds(state) != _kinds(lifts):
-            raise self._mismatch()
+            raise self.mismatch()
         if len(rows) == len(xs):
             return self.reducer.merge(state, lifts)
         index = int_tensor(rows, self.device)
         return _written(state, len(xs), rows, self.reducer.merge({key: value[index] for key, value in state.items()}, lifts))
 
-    def _mismatch(self) -> StateMismatchError:
+    def mismatch(self) -> StateMismatchError:
+        """Returns the error that is raised if lifts are of other kinds than the rows."""
         return StateMismatchError(f"{self.reducer!r} lifts the parameters of a step to other states than before")
 
 
@@ -127,16 +202,20 @@ class LeafRow(Pending):
 
     @property
     def count(self) -> int:
-        return self.rows.now[self.block][1][self.index]
+        return self.rows.now[self.block].counts[self.index]
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         """Returns the state of the leaf: `base` merged with the row."""
-        row = {key: value[self.index].clone() for key, value in self.rows.now[self.block][0].items()}
+        stacked = self.rows.now[self.block]
+        row = {key: value[self.index].clone() for key, value in stacked.state.items()}
+        for number, part in enumerate(self.rows.parts_of(self.block)):
+            state = part.update({}, stacked.kept_of(number, self.index))
+            row.update((part.prefix + key, value) for key, value in state.items())
         return {self.paths[0]: reducer.merge(self.base, row)}
 
     def observation(self, position: int) -> Any:
         """Returns the rows, because a row does not keep single observations."""
-        return self.rows.now[self.block][0]
+        return self.rows.now[self.block].state
 
     def seal(self) -> None:
         self.sealed = True
@@ -160,8 +239,12 @@ class ParameterRows:
 
     def __init__(self, blocks: Sequence[RowBlock]) -> None:
         self._blocks = blocks
-        self.now: tuple[Stacked, ...] = tuple([({}, [0] * len(block.leaves)) for block in blocks])
+        self.now: tuple[Stacked, ...] = tuple([Stacked({}, [0] * len(block.leaves)) for block in blocks])
         self._in_place: InPlace | None = None
+
+    def parts_of(self, block: int) -> Sequence[Kept]:
+        """Returns the parts of the reducer of a block that keep something of each observation."""
+        return self._blocks[block].kept
 
     @classmethod
     def of(cls, blocks: Sequence[RowBlock]) -> ParameterRows:
@@ -200,7 +283,7 @@ class ParameterRows:
     def _place(self) -> None:
         """Gives leaves that are not in their rows empty ones: they are new, or have left since. Their states become the base."""
         in_place, absent = InPlace(), []
-        now = [(state, [*counts]) for state, counts in self.now]
+        now = [*self.now]
         for block in self._blocks:
             for index, (ref, path) in enumerate(block.leaves):
                 monitor = ref()
@@ -209,7 +292,7 @@ class ParameterRows:
                 monitor.buffer.changes.tell(in_place)
                 row = monitor.buffer.stored.pending.get((path,))
                 if not (isinstance(row, LeafRow) and row.rows is self and (row.block, row.index) == (block.number, index)):
-                    now[block.number][1][index] = 0
+                    now[block.number] = now[block.number].without(index)
                     absent.append((monitor, block, index, path))
         self.now = (*now,)  # nobody has the rows that are empty now
         for monitor, block, index, path in absent:  # this is a change, so the next step looks again, and finds them

@@ -29,7 +29,7 @@ from recorders.capture.switching import SWITCHING, forget
 from recorders.ring.rows import LOCK, ParameterRows, RowBlock
 from recorders.schedule.stopwatch import note_elements
 
-__all__ = ["CHANGE", "GRADIENTS", "HERE", "NOT_DUE", "ODD", "VALUES", "Reading", "Tables", "alike"]
+__all__ = ["CHANGE", "GRADIENTS", "HERE", "NOT_DUE", "ODD", "VALUES", "Reading", "Tables", "alike", "subtract"]
 
 HERE = "the hook on optimizers"
 NOT_DUE = "not due (every)"
@@ -50,10 +50,13 @@ class Reading(NamedTuple):
     Attributes:
         when: one of `GRADIENTS`, `VALUES` and `CHANGE`.
         read: returns for each parameter a tensor, None if there is nothing, or `ODD`.
+        together: returns for all parameters after a step, and as they were before it, one number each, which is recorded in place
+            of their change; None if that is. It may overwrite the latter.
     """
 
     when: str
     read: Callable[[Sequence[Any], Optimizer], Sequence[Any]]
+    together: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] | None = None
 
 
 class Watched:
@@ -170,10 +173,18 @@ class Found:
         now, copies = self.of_due([parameters[position] for position in self.block.positions]), self._copies()
         if not alike(copies, now):
             return None
-        self.xs = copies if self.due is None else [None] * len(self.xs)
-        for row, copy in zip(self.due or (), copies, strict=False):
-            self.xs[row] = copy
+        self.set(copies)
         return copies, now
+
+    def set(self, xs: Sequence[Any]) -> None:
+        """Takes these as the observations of the rows that have one."""
+        self.xs = [*xs] if self.due is None else [None] * len(self.xs)
+        for row, x in zip(self.due or (), xs, strict=False):
+            self.xs[row] = x
+
+    def fits(self) -> bool:
+        """Whether the observations are like those for which the block was made."""
+        return self.block.reading.together is not None or self.block.fits(self.of_due(self.xs))
 
     def _copies(self) -> list[Any]:
         """What the monitors keep of the parameters that are due; None if there is no memory yet."""
@@ -280,9 +291,12 @@ class Table:
         with LOCK:
             for one in copied:
                 self.stale = not one.copy() or self.stale
-            for befores, afters in changes:
-                _subtract(befores, afters)
-            failed += [one for one in found if not one.block.fits(one.of_due(one.xs))]  # of other kinds than before
+            for one, befores, afters in changes:
+                if one.block.reading.together is None:
+                    subtract(befores, afters)
+                else:
+                    one.set(one.block.reading.together(afters, befores).unbind())
+            failed += [one for one in found if not one.fits()]  # of other kinds than before
             if len(failed) < len(found):
                 rows = self._rows()
                 if rows is None:
@@ -341,7 +355,7 @@ class Tables:
         for one in copied:
             change = one.change(parameters) if fits else None
             if change is not None:
-                changes.append(change)
+                changes.append((one, *change))
                 together.append(one)
                 continue
             for row in one.rows():
@@ -460,7 +474,7 @@ def _due(views: Collection[View], stream: object, listening: Collection[int]) ->
     return due
 
 
-def _subtract(befores: list[Tensor], afters: list[Tensor]) -> None:
+def subtract(befores: list[Tensor], afters: list[Tensor]) -> None:
     """Overwrites the tensors before updates with the updates."""
     small: list[tuple[Tensor, Tensor]] = []
     for before, after in zip(befores, afters, strict=True):

@@ -90,10 +90,28 @@ class PerObservation(Reducer):
         each = self._each(xs) if xs.numel() and len(xs) > 1 else None
         if each is None:
             return super().update_all(state, xs)
-        results, counts = each
+        return self._with_each(state, *each)
+
+    def update_lifted(self, state: State, lifted: State) -> State:
+        """Return the state after several observations, given what `reducer` lifts of each, stacked along a new first axis."""
+        results = self._read_each(lifted)
+        if results is None:
+            states = [{key: value[index] for key, value in lifted.items()} for index in range(len(next(iter(lifted.values()))))]
+            each = [_flat(self.reducer.compute(one)) for one in states]
+            results = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        return self._with_each(state, results, _counts(self.reducer, lifted))
+
+    def _with_each(self, state: State, results: Mapping[str, Tensor], counts: State) -> State:
+        """Return the state after several observations, given the results of each and their counts."""
         parts = _by_name(state)
         updated = {name: self.over.update_all(parts.get(name, {}), x[:, None]) for name, x in results.items()}
         return {**_joined({**parts, **updated}), **_added(state, counts)}
+
+    def _read_each(self, lifted: State) -> dict[str, Tensor] | None:
+        """Return the results of several states, which are stacked along a first axis; None if vmap cannot compute them."""
+        with suppress(Exception):  # such as those that depend on values
+            return dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
+        return None
 
     def _each(self, xs: Tensor) -> tuple[dict[str, Tensor], State] | None:
         """The results of several observations by name, along a new first axis, and counts; None if names or shapes differ."""
@@ -102,8 +120,8 @@ class PerObservation(Reducer):
             inner = inner.reducer
         if isinstance(inner, Statistic) and inner.batchable and inner.lifts_together:
             lifted = lift_each(inner, xs)
-            with suppress(Exception):  # of results that vmap cannot compute, such as those that depend on values
-                results = dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
+            results = self._read_each(lifted)
+            if results is not None:
                 return results, _counts(self.reducer, lifted)
         states = [self.reducer.update({}, x) for x in xs.unbind()]
         each = [_flat(self.reducer.compute(state)) for state in states]

@@ -12,10 +12,12 @@ from reducers.combinators.mapped import Postmap
 from reducers.combinators.product import Product
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
+from reducers.execution.stacked import lift_stacked
 from reducers.kernels.dispatch import device_sweep_rows, row_dtypes
 from reducers.state import State
+from reducers.statistics.norm import Norm
 
-__all__ = ["RowSweep", "statistics_of", "swept_dtypes"]
+__all__ = ["RowSweep", "norms", "statistics_of", "swept_dtypes"]
 
 
 def swept_dtypes(reducer: Reducer, x: Tensor) -> dict[str, torch.dtype] | None:
@@ -67,6 +69,18 @@ class RowSweep:
         found, self._tables = swept
         states = zip(self._families, found, strict=True)
         return {prefix + key: value for (prefix, _, _), state in states for key, value in state.items()}
+
+
+def norms(xs: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norms of many tensors of one dtype on one device: float64 [number of tensors]; NaN if an element is not finite.
+
+    >>> norms([torch.tensor([3.0, 4.0]), torch.ones(1, 4)])
+    tensor([5., 2.], dtype=torch.float64)
+    """
+    norm = Norm()
+    lifted = RowSweep().update(norm, {}, xs) if swept_dtypes(norm, xs[0]) is not None else None
+    lifted = lift_stacked(norm, xs) if lifted is None else lifted
+    return torch.where(lifted["nonfinite"] > 0, torch.nan, lifted["power"].sqrt())
 
 
 def statistics_of(reducer: Reducer, prefix: str = "") -> list[tuple[str, Statistic]] | None:

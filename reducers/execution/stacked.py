@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from reducers.combinators.mapped import Postmap
+from reducers.combinators.per_observation import PerObservation
 from reducers.combinators.product import Product
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.errors import StateMismatchError
 from reducers.execution.cuts import Pieces, int_tensor, plan_rows
 from reducers.kernels.merging import stack
+from reducers.samples.collect import Collect
 from reducers.state import State
 
-__all__ = ["int_tensor", "is_stackable", "lift_stacked"]
+__all__ = ["Kept", "RowParts", "int_tensor", "is_stackable", "lift_stacked", "row_parts"]
 
 
 def is_stackable(reducer: Reducer) -> bool:
@@ -38,6 +41,62 @@ def is_stackable(reducer: Reducer) -> bool:
         and reducer.lifts_together
         and "".join(reducer.pattern.split()) == "...->"
     )
+
+
+class Kept(NamedTuple):
+    """A reducer that keeps something of each observation, so its states grow; what it keeps of many tensors can be stacked.
+
+    Attributes:
+        prefix: what stands before its keys in the state of the reducer that it is part of.
+        reducer: a `PerObservation` of a statistic that is stackable, or a `Collect` of numbers.
+        statistic: what it keeps of each observation; None if it is the observation itself.
+    """
+
+    prefix: str
+    reducer: Reducer
+    statistic: Statistic | None
+
+    def update(self, state: State, kept: State) -> State:
+        """Return the state after several observations, given what was kept of each, stacked along a first axis."""
+        if isinstance(self.reducer, PerObservation):
+            return self.reducer.update_lifted(state, kept)
+        return self.reducer.update_all(state, kept[""])
+
+
+class RowParts(NamedTuple):
+    """What a reducer is made of, if its states for many tensors can be rows: one that is stackable, and those that keep."""
+
+    stackable: Reducer | None
+    kept: tuple[Kept, ...]
+
+
+def row_parts(reducer: Reducer, numbers: bool = False) -> RowParts | None:
+    """Return the parts of a reducer whose states for many tensors can be rows; None if they cannot.
+
+    Args:
+        numbers: whether all observations are numbers (0-d).
+
+    >>> from reducers import Norm, Summary
+    >>> row_parts(Product(all=Summary(), each=PerObservation(Norm(), Collect()))).kept[0].prefix
+    'each/'
+    """
+    if is_stackable(reducer):
+        return RowParts(reducer, ())
+    several = isinstance(reducer, Product) and reducer.looks_inside
+    parts = [(f"{name}/", part) for name, part in reducer.parts] if isinstance(reducer, Product) and several else [("", reducer)]
+    stackable = {prefix[:-1]: part for prefix, part in parts if is_stackable(part)}
+    kept = [_kept(prefix, part, numbers) for prefix, part in parts if prefix[:-1] not in stackable]
+    found = tuple(one for one in kept if one is not None)
+    return RowParts(Product(**stackable) if stackable else None, found) if len(found) == len(kept) else None
+
+
+def _kept(prefix: str, reducer: Reducer, numbers: bool) -> Kept | None:
+    if type(reducer) is Collect and numbers:
+        return Kept(prefix, reducer, None)
+    if type(reducer) is not PerObservation or type(reducer.over) is not Collect:
+        return None
+    inner = reducer.reducer
+    return Kept(prefix, reducer, inner) if isinstance(inner, Statistic) and is_stackable(inner) else None
 
 
 def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:

@@ -153,6 +153,17 @@ class Collect(Reducer):
             return state
         return _keyed(self._append(_blocks(state), x.reshape(1) if x.ndim == 0 else x))
 
+    def update_all(self, state: State, xs: Tensor) -> State:
+        blocks, x = _blocks(state), xs.flatten(0, 1) if xs.ndim > 1 else xs
+        if not x.numel() or any(block.dtype != x.dtype or block.shape[1:] != x.shape[1:] for block in blocks):
+            return super().update_all(state, xs)
+        sizes = [*map(len, blocks)]
+        for _ in range(len(xs)):
+            _carry(sizes, len(x) // len(xs))
+        same = next((at for at, pair in enumerate(zip(blocks, sizes, strict=False)) if len(pair[0]) != pair[1]), len(blocks))
+        joined = concatenated(self, [*(block.to(x.device) for block in blocks[same:]), observation(self, (x,))])
+        return _keyed([*blocks[:same], *map(keep, torch.split(joined, sizes[same:]))])
+
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
@@ -171,12 +182,18 @@ class Collect(Reducer):
                 f"{self!r} holds observations of shape (*, {', '.join(map(str, blocks[-1].shape[1:]))}) and now met "
                 f"{tuple(block.shape)}: only the first axis may differ; record these separately, or flatten: .premap(torch.ravel)"
             )
-        rows, start = len(block), len(blocks)
-        while start and len(blocks[start - 1]) < 2 * rows:
-            start -= 1
-            rows += len(blocks[start])
+        sizes = [*map(len, blocks)]
+        _carry(sizes, len(block))
+        start = len(sizes) - 1
         carried = [*(earlier.to(block.device) for earlier in blocks[start:]), block]
         return [*blocks[:start], concatenated(self, carried) if len(carried) > 1 else keep(block)]
+
+
+def _carry(sizes: list[int], rows: int) -> None:
+    """Appends a block of so many rows to blocks of these sizes; the last of them become part of it."""
+    while sizes and sizes[-1] < 2 * rows:
+        rows += sizes.pop()
+    sizes.append(rows)
 
 
 def _blocks(state: State) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,16 @@ from torch import Tensor
 
 from recorders.capture.operands import plain
 from recorders.monitors.base import Monitor
+from recorders.monitors.callables import computed_together
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameters import ParameterUpdateMonitor
+from recorders.schedule.table import subtract
 from recorders.watch.charts import Across, Aggregation, Chart
 from recorders.watch.diagnosis.limits import UPDATE_RANGE
 from recorders.watch.lenses.lens import Classes, Lens, Names, OfKind, checked, classes, names_of, pattern_of, phase_of, spread
 from reducers import Activity, FirstNonfinite, Product, Result, Summary
+from reducers.execution.rows import norms
 from reducers.kernels.precision import real
 
 __all__ = ["DeadUnits", "NonFinite", "UpdateRatio"]
@@ -63,6 +66,16 @@ def UpdateRatio(
     return Lens("UpdateRatio", tuple(charts), monitors, inner=True)
 
 
+def _update_ratios(afters: Sequence[Tensor], befores: Sequence[Tensor]) -> Tensor:
+    """`update_ratio` of many."""
+    wide = torch.promote_types(befores[0].dtype, torch.float32)
+    sizes = norms(befores).to(wide)
+    subtract([*befores], [*afters])
+    changes = norms(befores).to(wide)
+    return torch.where((changes == 0) & (sizes == 0), changes, changes / sizes)
+
+
+@computed_together(_update_ratios)
 def update_ratio(after: Tensor, before: Tensor) -> Tensor:
     """The L2 norm of `after - before` over that of `before`: 0-d, in float32 or wider; of shards of this process only.
 
