@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,41 @@ LOCK = new_lock()  # shared by all monitors of parameters: their states change t
 
 _ALL = Collect()
 _THERE = "there"  # which rows have an observation; no key of a state stands alone beside it
+MOST = 64  # steps of a log that are not put together yet
+
+
+class Log(NamedTuple):
+    """What a part of a reducer has kept of the observations of each step.
+
+    Attributes:
+        blocks: by key the state of a `Collect` of what was kept, [steps, rows, ...].
+        recent: what was kept of the last steps, by key [rows, ...].
+    """
+
+    blocks: Mapping[str, State] = MappingProxyType({})
+    recent: tuple[State, ...] = ()
+
+    def after(self, kept: State) -> Log:
+        """Returns this with one step more."""
+        recent = (*self.recent, kept)
+        return Log(self.blocks, recent) if len(recent) < MOST else Log(_after(self.blocks, recent))
+
+    def columns(self) -> State:
+        """Returns all of it, by key [steps, rows, ...]; {} if there is nothing."""
+        blocks = _after(self.blocks, self.recent) if self.recent else self.blocks
+        return {key: _ALL.compute(state) for key, state in blocks.items()}
+
+    def without(self, row: int) -> Log:
+        """Returns this without the observations of a row."""
+        columns = self.columns()
+        if columns:
+            columns[_THERE][:, row] = False
+        return Log({key: _ALL.update({}, column) for key, column in columns.items()})
+
+
+def _after(blocks: Mapping[str, State], recent: Sequence[State]) -> dict[str, State]:
+    stacked = {key: torch.stack([kept[key] for kept in recent]) for key in recent[0]}
+    return {key: _ALL.update(blocks.get(key, {}), steps) for key, steps in stacked.items()}
 
 
 class Stacked(NamedTuple):
@@ -29,30 +65,18 @@ class Stacked(NamedTuple):
     Attributes:
         state: of what is stackable in the reducer.
         counts: the number of observations of each row.
-        kept: what each part of the reducer that keeps something has kept of the observations of each step: by key the state of a
-            `Collect` of rows [1, rows], and which rows had an observation.
+        logs: for each part of the reducer that keeps something of each observation, what it has kept.
     """
 
     state: State
     counts: list[int]
-    kept: tuple[Mapping[str, State], ...] = ()
-
-    def kept_of(self, part: int, row: int) -> State:
-        """Returns what a part has kept of the observations of a row, stacked along a first axis; {} if there are none."""
-        columns = {key: _ALL.compute(blocks)[:, row] for key, blocks in self.kept[part].items()} if part < len(self.kept) else {}
-        there = columns.pop(_THERE, None)
-        return {} if there is None or not there.any() else {key: column[there] for key, column in columns.items()}
+    logs: tuple[Log, ...] = ()
 
     def without(self, row: int) -> Stacked:
-        """Returns this, without the observations of a row."""
+        """Returns this without the observations of a row."""
         counts = [*self.counts]
         counts[row] = 0
-        there = ({key: block.clone() for key, block in part[_THERE].items()} for part in self.kept)
-        kept = tuple({**part, _THERE: blocks} for part, blocks in zip(self.kept, there, strict=True))
-        for blocks in kept:
-            for block in blocks[_THERE].values():
-                block[:, row] = False
-        return Stacked(self.state, counts, kept)
+        return Stacked(self.state, counts, tuple([log.without(row) for log in self.logs]))
 
 
 class RowBlock:
@@ -102,14 +126,14 @@ class RowBlock:
         mine: Sequence[int] = range(len(xs)) if due is None else due
         if self._rows is not None:
             state = self._joined_states(self._rows, state, counts, xs, mine)
-        before = rows.kept or tuple(dict[str, State]() for _ in self.kept)
-        kept = tuple(self._keep(part, lifter, xs, due) for part, lifter in zip(before, self._lifters, strict=True))
+        logs = rows.logs or (Log(),) * len(self.kept)
+        logs = tuple([log.after(self._lifted(lifter, xs, due)) for log, lifter in zip(logs, self._lifters, strict=True)])
         if due is None:
-            return Stacked(state, [*map((1).__add__, counts)], kept)
+            return Stacked(state, [*map((1).__add__, counts)], logs)
         counts = [*counts]
         for row in due:
             counts[row] += 1
-        return Stacked(state, counts, kept)
+        return Stacked(state, counts, logs)
 
     @staticmethod
     def _joined_states(joiner: Joiner, state: State, counts: list[int], xs: Sequence[Any], mine: Sequence[int]) -> State:
@@ -126,15 +150,14 @@ class RowBlock:
             state = first if len(fresh) == len(xs) else _written(state, len(xs), fresh, first)
         return state
 
-    def _keep(self, kept: Mapping[str, State], lifter: Joiner | None, xs: Sequence[Any], due: list[int] | None) -> dict[str, State]:
-        """Returns what a part has kept, and what it keeps of the observations of a step."""
+    def _lifted(self, lifter: Joiner | None, xs: Sequence[Any], due: list[int] | None) -> State:
+        """Returns what a part of the reducer keeps of the observations of a step."""
         seen = xs if due is None else [xs[row] for row in due]
         lifts = {"": torch.stack([*seen])} if lifter is None else lifter.lift(seen)
-        lifts = lifts if due is None else _written({}, len(xs), due, lifts)
-        there = torch.ones(len(xs), dtype=torch.bool, device=self.device)
-        if due is not None:
-            there = torch.zeros_like(there).index_fill_(0, int_tensor(due, self.device), True)
-        return {key: _ALL.update(kept.get(key, {}), x[None]) for key, x in {**lifts, _THERE: there}.items()}
+        if due is None:
+            return {**lifts, _THERE: torch.ones(len(xs), dtype=torch.bool, device=self.device)}
+        there = torch.ones(len(due), dtype=torch.bool, device=self.device)
+        return _written({}, len(xs), due, {**lifts, _THERE: there})
 
 
 class Joiner:
@@ -206,11 +229,11 @@ class LeafRow(Pending):
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         """Returns the state of the leaf: `base` merged with the row."""
-        stacked = self.rows.now[self.block]
-        row = {key: value[self.index].clone() for key, value in stacked.state.items()}
-        for number, part in enumerate(self.rows.parts_of(self.block)):
-            state = part.update({}, stacked.kept_of(number, self.index))
-            row.update((part.prefix + key, value) for key, value in state.items())
+        row = {key: value[self.index].clone() for key, value in self.rows.now[self.block].state.items()}
+        for part, columns in self.rows.kept(self.block):
+            there = columns[_THERE][:, self.index]
+            kept = {key: column[there, self.index] for key, column in columns.items() if key != _THERE}
+            row.update((part.prefix + key, value) for key, value in part.update({}, kept).items())
         return {self.paths[0]: reducer.merge(self.base, row)}
 
     def observation(self, position: int) -> Any:
@@ -241,10 +264,16 @@ class ParameterRows:
         self._blocks = blocks
         self.now: tuple[Stacked, ...] = tuple([Stacked({}, [0] * len(block.leaves)) for block in blocks])
         self._in_place: InPlace | None = None
+        self._looked: dict[int, tuple[Stacked, list[tuple[Kept, State]]]] = {}
 
-    def parts_of(self, block: int) -> Sequence[Kept]:
-        """Returns the parts of the reducer of a block that keep something of each observation."""
-        return self._blocks[block].kept
+    def kept(self, block: int) -> list[tuple[Kept, State]]:
+        """Returns the parts of the reducer of a block that keep something of each observation, with the columns of its log."""
+        stacked = self.now[block]
+        looked = self._looked.get(block)
+        if looked is None or looked[0] is not stacked:  # once for all rows
+            parts = zip(self._blocks[block].kept, stacked.logs, strict=True)
+            looked = self._looked[block] = (stacked, [(part, log.columns()) for part, log in parts])
+        return looked[1]
 
     @classmethod
     def of(cls, blocks: Sequence[RowBlock]) -> ParameterRows:
