@@ -43,20 +43,29 @@ def rows_of(batch: Any, *_: Any) -> Any:
 
 def _row(x: Tensor) -> Tensor:
     few = x.detach()[:SAMPLES] if x.ndim else x.detach().reshape(1)
-    few = few.reshape(len(few), -1)
+    few = few.flatten(1) if few.ndim > 1 else few[:, None]
     few = few[:, :: max(1, few.shape[1] // FEATURES)]
     exact = few.abs() if few.is_complex() else few
     small = exact.float()
     numbers = [float(x.numel()), float(x.shape[0] if x.ndim else 1), float(x.ndim), float(x.is_floating_point())]
-    nothing = small.new_full((), torch.nan)
-    measured = [
-        torch.isfinite(x.detach().float().sum() if x.numel() else small.new_zeros(())).float(),
-        *([small.mean(), small.std(correction=0), small.amin(), small.amax(), small.norm()] if small.numel() else [nothing] * 5),
-        small.var(0).mean() if len(small) > 1 and small.numel() else nothing,
-        small.sigmoid().mean() if small.numel() else nothing,
-    ]
-    row = torch.cat([small.new_tensor(numbers), torch.stack(measured), _counts(exact)])
-    return row.double().unsqueeze(0) if row.device.type == "cpu" else row.unsqueeze(0)
+    measured = torch.stack([torch.isfinite(x.detach().float().sum()), *_measured(small)]) if x.numel() else None
+    if small.device.type == "cpu":  # then one tensor is made of numbers, for which nobody waits
+        numbers += [1.0, *[torch.nan] * (len(BATCH) - 5)] if measured is None else measured.tolist()
+        return torch.tensor([numbers + (_NONE if exact.is_floating_point() else _counts(exact).tolist())], dtype=torch.float64)
+    if measured is None:
+        measured = small.new_tensor([1.0, *[torch.nan] * (len(BATCH) - 5)])
+    return torch.cat([small.new_tensor(numbers), measured, _counts(exact)]).unsqueeze(0)
+
+
+_NONE = [0.0] * LABELS
+
+
+def _measured(x: Tensor) -> list[Tensor]:
+    """The columns from `mean` on, of a matrix with elements."""
+    mean, norm = x.mean(), torch.linalg.vector_norm
+    within = norm(x - x.mean(0)).square() / ((len(x) - 1) * x.shape[1]) if len(x) > 1 else torch.full_like(mean, torch.nan)
+    std = norm(x - mean) / x.numel() ** 0.5  # `std` and `var` take many times as long on the CPU
+    return [mean, std, *x.aminmax(), norm(x), within, x.sigmoid().mean()]
 
 
 def _counts(x: Tensor) -> Tensor:
