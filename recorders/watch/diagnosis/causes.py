@@ -23,7 +23,7 @@ class FindingKind(NamedTuple):
     """A kind of finding.
 
     Attributes:
-        severity: how sure it is that the training is at fault; see `docs/findings.md` for how often each kind is right.
+        severity: how sure it is that the training is at fault; see `docs/findings/index.md` for how often each kind is right.
         why: why it matters.
         causes: the likely causes, most likely first, if nothing else is known.
         remedy: what to try first, whatever the cause; "" if the remedy of the first cause is meant.
@@ -98,7 +98,9 @@ CAUSES: dict[str, Cause] = {
         "give logits to the loss: no softmax before cross_entropy, no sigmoid before BCEWithLogitsLoss",
     ),
     "dropout": Cause("dropout: too much, or in evaluation, too", "a dropout of 0.1 to 0.5; in functions, training=self.training"),
-    "bottleneck": Cause("a layer that is too narrow", "a wider layer"),
+    "bottleneck": Cause(
+        "too little is passed on: a narrow layer, or a part of what there is", "a wider layer, or all of what there is"
+    ),
     "attention-scale": Cause("the scale of the attention scores", "scores divided by the square root of the head's width"),
     "broadcast": Cause("output and target have shapes that broadcast", "equal shapes: squeeze the output, or unsqueeze the target"),
     "normalisation": Cause("a normalisation is missing or wrong", "a normalisation layer in each block"),
@@ -284,7 +286,7 @@ KINDS: dict[str, FindingKind] = {
         "warning", "Signals and gradients grow with each such layer, and units saturate.", ("initialisation", "saturation")
     ),
     "large-initial-bias": FindingKind(
-        "warning", "Its units are all on, or all off, whatever comes in.", ("initialisation", "saturation")
+        "error", "Its units are all on, or all off, whatever comes in.", ("initialisation", "saturation")
     ),
     "gradients-discarded": FindingKind(
         "error", "What most batches taught is thrown away.", ("no-steps",), "call optimizer.step() before each zero_grad()"
@@ -302,6 +304,12 @@ KINDS: dict[str, FindingKind] = {
     "rectified-outputs": FindingKind(
         "warning", "No class can be ruled out, and where all logits are 0 no gradient comes back.", ("output-activation",)
     ),
+    "exclusive-labels": FindingKind(
+        "error",
+        "cross_entropy takes the labels for shares of one: a class can only gain what others lose.",
+        ("wrong-loss",),
+        "binary_cross_entropy_with_logits, if each label may be 1 or 0 by itself",
+    ),
     "linear-net": FindingKind(
         "warning", "Layers without an activation function between them are one linear layer.", ("no-nonlinearity",)
     ),
@@ -318,7 +326,7 @@ KINDS: dict[str, FindingKind] = {
     "ignores-inputs": FindingKind(
         "error",
         "What is not read cannot be learned from.",
-        ("wrong-axis", "bottleneck", "never-ran"),
+        ("bottleneck", "wrong-axis", "never-ran"),
         "look at what the layer reads: an index or a slice that takes too little, or the wrong axis",
     ),
     "mask-inverted": FindingKind("error", "All that matters is left out.", ("mask",)),

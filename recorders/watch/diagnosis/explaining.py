@@ -32,6 +32,7 @@ ORDER = (
         "no-gradient",
         "frozen",
         "shapes-broadcast",
+        "exclusive-labels",
         "probabilities-as-logits",
         "rectified-outputs",
         "unreachable-target",
@@ -106,7 +107,8 @@ def _rank(one: Finding) -> tuple[bool, float]:
 
 
 def _once(faults: Sequence[Finding], layers: int) -> list[Finding]:
-    """Tells a fault that most layers have as one of the training."""
+    """Tells a fault once that several rules see, and one that most layers have as one of the training."""
+    faults = [*{(one.kind, one.layer): one for one in faults[::-1]}.values()][::-1]
     for kind, place in OF_TRAINING.items():
         alike = [one for one in faults if one.kind == kind]
         if len(alike) > max(1, EVERYWHERE * layers):

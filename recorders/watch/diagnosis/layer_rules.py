@@ -89,7 +89,11 @@ def nonfinite(known: Evidence) -> Iterator[Finding]:
         if hit:
             inside = [layer for layer in hit if not layer.whole] or hit
             ordered = inside if role == "output" else inside[::-1]  # gradients are computed from the last layer on
-            first = min(ordered, key=lambda layer: _share_before(layer, role))
+            shares = [_share_before(layer, role) for layer in ordered]
+            first = ordered[shares.index(min(shares))]
+            if role == "output" and len(inside) == len([layer for layer in layers if layer.output is not None and not layer.whole]):
+                # All at once, although the inputs were finite: the weights were, after a backward, which begins at the end.
+                first = inside[-1] if min(shares) == max(shares) else first
             spread = getattr(first, role)
             share = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} " if counts_nonfinite(spread) else ""
             what = f"{share}{label} are NaN or infinite"
@@ -179,11 +183,15 @@ def dead(known: Evidence) -> Iterator[Finding]:
 
 def silent_blocks(known: Evidence) -> Iterator[Finding]:
     """The first block that contains layers, and whose outputs are all zero."""
-    for layer in known.layers:
-        out = layer.output
-        if layer.whole and layer.name != "(net)" and out is not None and out.count and out.low == out.high == 0:
-            yield fault("dead-units", layer.name, f"all its outputs were 0 in {out.observations} observations")
-            return
+    zero = [
+        layer
+        for layer in known.layers
+        if layer.whole and (out := layer.output) is not None and out.count and out.low == out.high == 0 and layer.name != "(net)"
+    ]
+    inner = [layer for layer in zero if not any(other.name.startswith(f"{layer.name}.") for other in zero)]
+    if inner:
+        more = f", and those of {len(inner) - 1} more blocks" if len(inner) > 1 else ""
+        yield fault("dead-units", inner[0].name, f"all its outputs were 0{more}")
 
 
 def _severity(share: float) -> Literal["error", "warning", "notice"]:
@@ -288,8 +296,7 @@ def _is_sure(known: Evidence, layer: Layer) -> bool:
     """Whether updates of a single layer are too large by enough, for long enough, and the loss has not come down all the same."""
     if known.loss is not None and known.loss.end() < 0.5 * known.loss.start():
         return False
-    steps = max(map(len, known.updates.get(layer.name, {}).values()), default=LOSS.least)
-    return layer.ratio > LOSS.early and steps >= LOSS.least
+    return layer.ratio > LOSS.early and layer.update is not None and layer.update.numel() >= LOSS.least
 
 
 def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
@@ -443,7 +450,7 @@ def signal(known: Evidence) -> Iterator[Finding]:
     if len(sizes) < SIGNAL.layers:
         return
     least, late = SIGNAL.grown * max(sizes[0][1], 1.0), [size for _, size in sizes[len(sizes) // 2 :]]
-    if median(late) > least:
+    if max(late) > least:
         where = next(name for name, size in sizes if size > least)
         yield fault("growing-signal", where, f"the root mean square of outputs grows from {sizes[0][1]:.1e} to {max(late):.1e}")
 

@@ -117,6 +117,7 @@ class LossLimits(NamedTuple):
         slow, fast: updates relative to the weights below and above which the rate explains a loss that does not fall. The range of
             Karpathy, see `UPDATE_RANGE`, is 1e-4 to 1e-2.
         early: the same of the first steps.
+        thrown: how many times as high as the first loss those after it are, if the first steps were too large.
         probability: how far the mean probability may be from how often labels of 1 come.
         decay: the ratio of gradients of early and late layers below which these explain a loss that does not fall.
     """
@@ -132,6 +133,7 @@ class LossLimits(NamedTuple):
     slow: float = 2e-3
     fast: float = 0.3
     early: float = 0.2
+    thrown: float = 1.15
     probability: float = 0.2
     decay: float = 1e-2
 
@@ -159,7 +161,7 @@ class SignalLimits(NamedTuple):
     """
 
     layers: int = 4
-    grown: float = 1e3
+    grown: float = 200.0
     shrunk: float = 1e-4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from statistics import median, pvariance
+from statistics import fmean, median, pvariance
 
 from torch import nn
 
@@ -27,7 +27,6 @@ from recorders.watch.diagnosis.limits import (
     RESHAPING,
     SHRUNK,
     SORTED,
-    UPDATE_RANGE,
     VARIES,
     shown_range,
 )
@@ -155,8 +154,9 @@ def gradient_sizes(known: Evidence) -> Iterator[Finding]:
 def first_steps(known: Evidence) -> Iterator[Finding]:
     """The first steps change the weights by about their own size."""
     finite = known.loss.finite if known.loss is not None else []
-    thrown = len(finite) > 1 and max(finite[1:6]) > 10 * abs(finite[0])  # afterwards the weights are large, and updates relative
-    if known.early_ratio > FIRST_STEPS and (thrown or known.ratio > 0.1 * FIRST_STEPS):  # a small head soon grows
+    thrown = len(finite) > LEAST and fmean(finite[1:LEAST]) > LOSS.thrown * finite[0] > 0
+    soon = known.ratio > 0.1 * FIRST_STEPS  # a small head grows, and is then changed less
+    if known.early_ratio > (FIRST_STEPS if soon else 3 * FIRST_STEPS) or (known.early_ratio > LOSS.early and thrown):
         what = f"each of the first steps changes the weights by {shown_range(known.early_ratio)}"
         yield fault("updates-too-large", "optimizer", what, 0, causes=("rate-too-high", "loss-scale"))
 
@@ -311,6 +311,10 @@ def _trivial_loss(known: Evidence) -> float:
     return within if within > 0 and 0.8 < first / square < 1.25 else math.nan
 
 
+def _as_many(batches: BatchCourse, other: BatchCourse) -> bool:
+    return batches.typical("count") == other.typical("count")
+
+
 def _one(batches: Mapping[str, BatchCourse]) -> BatchCourse | None:
     return next(iter(batches.values())) if len(batches) == 1 else None
 
@@ -345,7 +349,7 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
         return (found.kind, "initialisation", "rate-too-low")
     trivial, course = _trivial_loss(known), known.loss
     there = course is not None and math.isfinite(trivial) and course.end() < LOSS.near * trivial
-    if ratio < UPDATE_RANGE[0] or (ratio < LOSS.slow and (not there or _still_falls(known))):
+    if ratio < LOSS.slow / 4 or (ratio < LOSS.slow and (not there or _still_falls(known))):
         return ("rate-too-low", "not-in-optimizer")
     target, output = _one(known.target), _one(known.outputs)
     binary = target is not None and target.low == 0 and target.high == 1
@@ -356,7 +360,7 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
 
 def _may_broadcast(target: BatchCourse, output: BatchCourse) -> bool:
     """Whether both have as many elements, along another number of axes."""
-    return target.typical("count") == output.typical("count") and target.typical("axes") != output.typical("axes")
+    return _as_many(target, output) and target.typical("axes") != output.typical("axes")
 
 
 def _still_falls(known: Evidence) -> bool:
@@ -512,6 +516,8 @@ def wrong_probabilities(known: Evidence) -> Iterator[Finding]:
         return
     ones = labels.typical("mean")
     binary = abs(labels.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
+    if _classes(known) > 1 and abs(ones * _classes(known) - 1) < 0.05:
+        return  # one of several classes, which a softmax makes probabilities of
     says = [_median(_finite(batches[-LATE:])) for batches in (output.each["sigmoid"], labels.each["mean"])]
     if binary and (output.low < 0 or output.high > 1) and abs(says[0] - says[1]) > LOSS.probability:
         what = f"the mean probability is {says[0]:.2f} at the end, and {says[1]:.2f} of the labels are 1"
@@ -557,7 +563,8 @@ def rectified(known: Evidence) -> Iterator[Finding]:
 
 def unreachable(known: Evidence) -> Iterator[Finding]:
     """Outputs that keep to one side of zero, or within one, and a target that does not."""
-    output, labels = _one(known.outputs), _one(known.target)
+    labels = _one(known.target)
+    output = None if labels is None else _one({path: one for path, one in known.outputs.items() if _as_many(one, labels)})
     if output is None or labels is None or not (output.floating and labels.floating) or len(output) < LEAST:
         return
     near = abs(output.typical("mean") - labels.typical("mean")) < 0.3 * labels.typical("std")
@@ -582,6 +589,19 @@ def _output(known: Evidence) -> Layer | None:
     """The row of what the net returns: its own, or that of the last layer."""
     rows = [layer for layer in known.layers if layer.output is not None]
     return next((layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")), rows[-1] if rows else None)
+
+
+def exclusive_labels(known: Evidence) -> Iterator[Finding]:
+    """A cross entropy of classes that exclude each other, and a target in which several are 1, so that it begins as much higher."""
+    labels, classes = _one(known.target), _classes(known)
+    if labels is None or known.loss is None or not known.loss.finite or not labels.floating or classes < 2:
+        return
+    several = labels.typical("mean") * classes
+    if (labels.low, labels.high) != (0, 1) or several < 1.2 or labels.typical("count") != labels.typical("samples") * classes:
+        return
+    if abs(known.loss.finite[0] / (several * math.log(classes)) - 1) < 0.15:
+        what = f"{several:.1f} of {classes} labels are 1 in a typical sample, and the first loss is {known.loss.finite[0]:.3g}"
+        yield fault("exclusive-labels", "loss", what)
 
 
 def _last(known: Evidence) -> str:
@@ -626,6 +646,7 @@ RULES = (
     rectified,
     unreachable,
     initial_loss,
+    exclusive_labels,
     loss,
     jumps,
 )
