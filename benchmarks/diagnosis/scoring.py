@@ -62,11 +62,12 @@ class Row:
 
     @property
     def located(self) -> bool:
-        """Whether one of the first three findings names a right place; of a fault of the whole training, no single layer."""
+        """Whether one of the first three findings names a right place, or a part of it; of a fault of the training, no layer."""
         if not self.places:
             return any(place.partition(":")[0] in WHOLE or self._right(causes) for _, place, causes, _, _ in self.found[:3])
         places = {place or "(net)" for place in self.places}
-        return any(place.partition(":")[0] in places for _, place, _, _, _ in self.found[:3])
+        told = [place.partition(":")[0] for _, place, _, _, _ in self.found[:3]]
+        return any(place in places or any(place.startswith(f"{one}.") for one in places) for place in told)
 
     @property
     def right(self) -> bool:
