@@ -18,6 +18,7 @@ extractor of version 0.4.1 does not all produce:
 
 Run: pip install --no-deps defaultplusplus && pip install transformers scikit-learn pandas
      python -m benchmarks.diagnosis.deform [--arch encoder|decoder] [--operators QZQ,FCA] [--seeds 2] [--all] [--without-ours]
+     python -m benchmarks.diagnosis.deform --only-ours, which takes what DEFault++ said from the results, and asks ours anew
 """
 
 from __future__ import annotations
@@ -232,13 +233,16 @@ class Run:
 
 
 def ours(net: nn.Module, steps: Iterable[Step]) -> list[str]:
-    """What our diagnosis says of a training: the kinds of the faults found, worst first. `steps` trains."""
+    """What our diagnosis says of a training: the faults found, worst first. `steps` trains."""
     recorder = recorders.presets.health().modules(net)
+    batch: Batch = {}
     with recorder:
         for step in steps:
-            if "loss" in recorder:
-                recorder.push("loss", step.loss)
-    return [f"{finding.layer}: {finding.what}" for finding in recorders.findings(recorder)]
+            batch = step.batch
+            recorder.push("loss", step.loss)
+            recorder.push("target", batch["labels"])
+    found = recorders.findings(recorder, example=batch, target=batch["labels"])
+    return [f"{finding.layer}: {finding.what}" for finding in found]
 
 
 @dataclass(frozen=True)
@@ -470,6 +474,18 @@ def benchmark(arch: str, chosen: Sequence[str], seeds: int, every_value: bool, w
     return {"rows": healthy + faulty, "coverage": coverage}
 
 
+def ask_ours(arch: str, row: Row) -> None:
+    """Trains once more what a row is about, watched by ours."""
+    operator, _, shown = row.name.partition(" ")
+    fault = None
+    if row.component is not None:
+        values = [value for _, _, value in operators(arch, [operator], True)]
+        fault = (operator, next((value for value in values if str(value) == shown), None))
+    training = Run(TASKS[arch], VARIANTS[row.seed])
+    with _fault(training.net, *fault) if fault else contextlib.nullcontext():
+        row.ours = ours(training.net, training.steps())
+
+
 def show(row: Row) -> None:
     """Prints a row."""
     if row.problem:
@@ -530,6 +546,11 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return found
 
 
+def _read(stored: dict[str, Any]) -> Row:
+    """A row as the results hold it."""
+    return Row(**{**stored, "peer": {reading: Verdict(**said) for reading, said in stored["peer"].items()}})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=tuple(TASKS), action="append")
@@ -537,6 +558,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="all values of the parameters rather than the middle ones")
     parser.add_argument("--without-ours", action="store_true")
+    parser.add_argument("--only-ours", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -544,10 +566,17 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     names = [name for name in chosen.operators.split(",") if name]
     path = RESULTS / "diagnosis_deform.json"
-    kept = json.loads(path.read_text()) if chosen.arch and path.exists() else {}
+    kept = json.loads(path.read_text()) if (chosen.arch or chosen.only_ours) and path.exists() else {}
     results: dict[str, Any] = {arch: kept[arch] for arch in TASKS if arch in kept}
     for arch in chosen.arch or TASKS:
-        found = benchmark(arch, names, chosen.seeds, chosen.all, not chosen.without_ours)
+        if chosen.only_ours:
+            found = {"rows": [_read(row) for row in kept[arch]["rows"]], "coverage": kept[arch]["coverage"]}
+            for row in found["rows"]:
+                if row.problem is None:
+                    ask_ours(arch, row)
+                show(row)
+        else:
+            found = benchmark(arch, names, chosen.seeds, chosen.all, not chosen.without_ours)
         rows = found["rows"]
         print(f"\n{arch}: features that came {found['coverage']}; {len(changed(rows))} operators change the outcome")
         print(f"{'who':10} {'F1':>5} {'recall':>7} {'false alarms':>13} {'balanced':>9} {'order':>6} {'category':>9}")

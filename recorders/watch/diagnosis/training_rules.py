@@ -316,7 +316,9 @@ def _as_many(batches: BatchCourse, other: BatchCourse) -> bool:
 
 
 def _one(batches: Mapping[str, BatchCourse]) -> BatchCourse | None:
-    return next(iter(batches.values())) if len(batches) == 1 else None
+    """The only one; what is one number beside others, as the loss that a net returns, does not count."""
+    several = [one for one in batches.values() if len(batches) == 1 or max(one.each["count"], default=0) > 1]
+    return several[0] if len(several) == 1 else None
 
 
 def _classes(known: Evidence) -> int:
@@ -588,7 +590,8 @@ def foreign(known: Evidence) -> Iterator[Finding]:
 def _output(known: Evidence) -> Layer | None:
     """The row of what the net returns: its own, or that of the last layer."""
     rows = [layer for layer in known.layers if layer.output is not None]
-    return next((layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")), rows[-1] if rows else None)
+    own = [layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")]
+    return next((layer for layer in own if layer.units is not None), next(iter(own or rows[-1:]), None))
 
 
 def exclusive_labels(known: Evidence) -> Iterator[Finding]:
