@@ -11,8 +11,9 @@ from paths import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
-RUN = [page for page in PAGES if "```python" in page.read_text() and page.name != "cookbook.md"]
-"""Pages whose blocks are run one after another; `test_cookbook.py` runs each recipe by itself."""
+RUN = [page for page in PAGES if "```python" in page.read_text() and page.name != "cookbook.md" and page.parent.name != "findings"]
+"""Pages whose blocks are run one after another. `test_cookbook.py` runs each recipe by itself, and `test_pages.py` what confirms a
+finding, on a training that has it."""
 
 NEEDED = {"trainers.md": ("lightning", "transformers", "accelerate", "ignite", "tensorboard")}
 """Libraries that the test command does not install; `.ci/run` does."""

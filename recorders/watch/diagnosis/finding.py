@@ -13,6 +13,9 @@ __all__ = ["Finding", "Findings", "Severity", "fault"]
 
 Severity: TypeAlias = Literal["error", "warning", "notice"]
 
+PAGES = "docs/findings"
+"""The folder of the repository that has a page for each kind."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -24,7 +27,7 @@ class Finding:
         why: why it matters.
         remedy: what to try first.
         since: the tick of a timeline, or the step of a recording, from which on it held to the end; None if that is not known.
-        kind: the kind of fault, such as "dead-units"; `docs/findings.md` has a section for each, with a planted case.
+        kind: the kind of fault, such as "dead-units"; see `page`.
         causes: the likely causes, most likely first, such as "rate-too-high".
         severity: "error" and "warning" are faults; a "notice" is what healthy trainings may have, too.
     """
@@ -42,6 +45,11 @@ class Finding:
     def cause(self) -> str:
         """The most likely cause."""
         return self.causes[0] if self.causes else ""
+
+    @property
+    def page(self) -> str:
+        """The page about the kind, in the repository: a planted case, how to confirm it, and when it is no fault; "" of no kind."""
+        return f"{PAGES}/{self.kind}.md" if self.kind else ""
 
     @property
     def likely(self) -> str:
@@ -87,7 +95,9 @@ class Findings(ShownAsTable, list[Finding]):
         lines = [str(finding) for finding in self] or [self.verdict_if_empty]
         lines += [f"notice: {notice.layer}: {notice.what}" for notice in self.notices]
         lines += [f"examined: {', '.join(self.examined)}"] * bool(self.examined)
-        return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
+        lines += [f"not examined: {missing}" for missing in self.unexamined]
+        names = dict.fromkeys(finding.page.rpartition("/")[2] for finding in self if finding.kind)  # once each
+        return "\n".join([*lines, *[f"pages: {PAGES}/{', '.join(names)}"] * bool(names)])
 
     def title_shown(self) -> str:
         """How many faults there are, what was examined and what was not."""

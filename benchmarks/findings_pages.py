@@ -1,0 +1,132 @@
+"""Writes the generated parts of the pages in docs/findings: how a finding reads, why it matters, its causes, and the table of all.
+
+What a page says besides is written by hand. Run: python benchmarks/findings_pages.py, after `findings_pictures.py` or
+`python -m benchmarks.diagnosis` has made new results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recorders.watch.diagnosis.causes import CAUSES, KINDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "findings"
+RESULTS = ROOT / "benchmarks" / "results"
+FURTHER = {
+    "nonfinite": ("nonfinite-inputs", "initialisation", "ascent"),
+    "dead-units": ("rate-too-high",),
+    "frozen": ("no-steps", "stale-optimizer", "lost-updates", "dead-units"),
+    "updates-too-large": ("loss-scale",),
+    "updates-too-small": ("vanishing-gradients", "initialisation"),
+    "no-gradient": ("initialisation",),
+    "loss-does-not-fall": ("broadcast", "vanishing-gradients", "frozen", "not-in-optimizer"),
+    "loss-jumps": ("weights-overwritten",),
+}
+"""Causes that a finding names instead, if what was recorded tells of them."""
+
+
+def seen(kind: str) -> str:
+    """How the finding of the planted case reads, why it matters, and the picture."""
+    known, one = KINDS[kind], _made().get(kind, {})
+    picture = f"![{one.get('alt', '')}](pictures/{kind}.png)"
+    return (
+        f"> `{one.get('says', '')}`\n\nKind `{kind}`, severity {known.severity}.\n\n## Why it matters\n\n{known.why}\n\n{picture}"
+    )
+
+
+def causes(kind: str) -> str:
+    """The causes, most likely first, each with what to try."""
+    known = KINDS[kind]
+    lines = [f"{number}. {_cause(name)}" for number, name in enumerate(known.causes, 1)]
+    if known.remedy and len(known.causes) != 1:
+        lines[:0] = [f"Try first: {known.remedy}.", ""][: 2 if lines else 1]
+    further = [name for name in FURTHER.get(kind, ()) if name not in known.causes]
+    if further:
+        lines += [
+            "",
+            "If the recording tells of it, the finding names another cause:",
+            "",
+            *(f"- {_cause(name)}" for name in further),
+        ]
+    return "\n".join(lines)
+
+
+def table() -> str:
+    """All kinds, with what the benchmark says of them."""
+    counted = _counted()
+    head = ("kind", "severity", "what was seen", "likely causes", "right", "in healthy trainings")
+    rows = [head, ("---",) * len(head)]
+    for kind, known in KINDS.items():
+        told, right, healthy = counted.get(kind, (0, 0, 0))
+        likely = "; ".join(CAUSES[name].text for name in known.causes) or known.remedy
+        rows.append(
+            (
+                f"[{kind}]({kind}.md)",
+                known.severity,
+                summary(kind),
+                likely,
+                f"{right} of {told}" if told else "",
+                f"{healthy or ''}",
+            )
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def summary(kind: str) -> str:
+    """The line below the title of a page."""
+    return (PAGES / f"{kind}.md").read_text().split("\n")[2].rstrip(".")
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Every page with its generated parts as they are now."""
+    for kind in KINDS:
+        page = PAGES / f"{kind}.md"
+        yield (
+            page,
+            _filled(_filled(page.read_text(), "seen", lambda kind=kind: seen(kind)), "causes", lambda kind=kind: causes(kind)),
+        )
+    index = PAGES / "index.md"
+    yield index, _filled(index.read_text(), "kinds", table)
+
+
+def _filled(text: str, name: str, make: Callable[[], str]) -> str:
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, opened, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed):
+        raise ValueError(f"there is no place for {name}: {text.partition(chr(10))[0]}")
+    return f"{before}{start}\n{make()}\n\n{end}{after}"
+
+
+def _cause(name: str) -> str:
+    cause = CAUSES[name]
+    return f"**{cause.text[0].upper()}{cause.text[1:]}** (`{name}`): {cause.remedy}."
+
+
+def _made() -> dict[str, dict[str, Any]]:
+    path = RESULTS / "findings_pictures.json"
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _counted() -> dict[str, tuple[int, int, int]]:
+    """Of the benchmark, by kind: faulty trainings that had it, those whose cause it named, and healthy ones that had it."""
+    path = RESULTS / "diagnosis.json"
+    counts: dict[str, list[int]] = {}
+    for row in (row for rows in json.loads(path.read_text())["told"].values() for row in rows) if path.exists() else ():
+        last = row["told"][max(row["told"], key=int)] if row["told"] else []
+        for kind, causes in {kind: causes for kind, _, causes, *_ in reversed(last)}.items():
+            told = counts.setdefault(kind, [0, 0, 0])
+            told[0] += bool(row["fault"])
+            told[1] += bool(row["fault"] and causes and causes[0] in row["causes"])
+            told[2] += not row["fault"]
+    return {kind: (told, right, healthy) for kind, (told, right, healthy) in counts.items()}
+
+
+if __name__ == "__main__":
+    for page, text in written():
+        page.write_text(text)
