@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.diagnosis.planted_relations import LIKE, RELATIONS
 from recorders import Recorder, findings, presets
 from recorders.watch.diagnosis.finding import Findings
 
-__all__ = ["CASES", "Setup", "planted", "without_fault"]
+__all__ = ["CASES", "CLASSES", "COUNTERPARTS", "Setup", "planted", "without_fault"]
 
 CLASSES, FEATURES, BATCH = 4, 12, 32
 
@@ -36,6 +37,7 @@ class Setup:
         self.before: Callable[[int, Any], Any] = lambda step, optimizer: None
         self.parameters: Callable[[], Any] = lambda: self.net.parameters()
         self.evaluates: bool | None = None  # the mode of evaluations, if there are any
+        self.shows_example = False  # whether findings are told what the net is called with
         self.done = 0  # steps
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -44,7 +46,9 @@ class Setup:
         return self.centres[labels] + torch.randn(BATCH, FEATURES, generator=generator), labels
 
     def run(self) -> Findings:
-        return findings(self.train())
+        recorder = self.train()
+        example, target = self.batch(self.done) if self.shows_example else (None, None)
+        return findings(recorder, example=example, target=target)
 
     def train(self) -> Recorder:
         """Train all steps, and return what was recorded of it. `recorder` has it afterwards, `made` the optimizer."""
@@ -78,7 +82,7 @@ class Setup:
         return losses
 
 
-CASES: dict[str, Callable[[Setup], Any]] = {}
+CASES: dict[str, Callable[[Setup], Any]] = {**RELATIONS}
 
 
 def case(kind: str) -> Callable[[Callable[[Setup], Any]], Callable[[Setup], Any]]:
@@ -428,6 +432,102 @@ def _(setup: Setup) -> None:
     setup.optimizer, setup.options = torch.optim.AdamW, {"weight_decay": 30.0}
 
 
+@case("frozen-from-start")
+def _(setup: Setup) -> None:
+    setup.net[:4].requires_grad_(False)
+
+
+@case("wrong-normalisation")
+def _(setup: Setup) -> None:
+    setup.net[2] = nn.LayerNorm(24, eps=1e6)
+
+
+@case("shrinking-signal")
+def _(setup: Setup) -> None:
+    setup.net[3].register_forward_hook(lambda module, args, output: output * 1e-6)
+
+
+@case("bottleneck")
+def _(setup: Setup) -> None:
+    setup.net[3], setup.net[5] = nn.Linear(24, 1), nn.Linear(1, CLASSES)
+
+
+@case("large-initial-weights")
+def _(setup: Setup) -> None:
+    with torch.no_grad():
+        setup.net[3].weight.mul_(40)
+
+
+@case("large-initial-bias")
+def _(setup: Setup) -> None:
+    nn.init.constant_(setup.net[0].bias, 12.0)
+
+
+@case("gradients-discarded")
+def _(setup: Setup) -> None:
+    def seldom(step: int, optimizer: Any) -> None:
+        if step == 0:
+            steps = optimizer.step
+            optimizer.step = lambda: steps() if setup.now % 6 == 5 else None
+        setup.now = step
+
+    setup.before = seldom
+
+
+@case("strong-weight-decay")
+def _(setup: Setup) -> None:
+    setup.optimizer, setup.options = torch.optim.AdamW, {"weight_decay": 10.0}
+
+
+@case("loss-climbs")
+def _(setup: Setup) -> None:
+    setup.sign = -1.0
+
+
+@case("shapes-broadcast")
+def _(setup: Setup) -> None:
+    regression(setup)
+    inner = setup.batch
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        x, y = inner(step)
+        return x, y.flatten()
+
+    def each_with_each(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().mean()  # mse_loss would warn
+
+    setup.batch, setup.loss = batch, each_with_each
+
+
+@case("exclusive-labels")
+def _(setup: Setup) -> None:
+    several_labels(setup)
+    setup.loss = nn.functional.cross_entropy
+
+
+@case("wrong-probabilities")
+def _(setup: Setup) -> None:
+    several_labels(setup)
+    weight = torch.full((CLASSES,), 50.0)
+    setup.steps = 120
+    setup.loss = lambda output, target: nn.functional.binary_cross_entropy_with_logits(output, target, pos_weight=weight)
+
+
+@case("rectified-outputs")
+def _(setup: Setup) -> None:
+    setup.net = nn.Sequential(*setup.net, nn.ReLU())
+
+
+def several_labels(setup: Setup) -> None:
+    inner = setup.batch
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        x, _ = inner(step)
+        return x, (x[:, :CLASSES] > 0).float()
+
+    setup.batch, setup.loss = batch, nn.functional.binary_cross_entropy_with_logits
+
+
 def planted(kind: str) -> Setup:
     """A training in which a fault of this kind was planted, before it ran; "" for the healthy one."""
     setup = Setup()
@@ -482,6 +582,7 @@ def longer(setup: Setup) -> None:
 
 
 COUNTERPARTS: dict[str, Callable[[Setup], Any]] = {
+    **LIKE,
     "saturated-units": with_tanh,
     "vanishing-gradients": deep_with_tanh,
     "exploding-gradients": without_activations,
@@ -494,5 +595,8 @@ COUNTERPARTS: dict[str, Callable[[Setup], Any]] = {
     "loss-falls-slowly": longer,
     "loss-jumps": longer,
     "probabilities-as-logits": longer,
+    "shapes-broadcast": regression,
+    "exclusive-labels": several_labels,
+    "wrong-probabilities": several_labels,
 }
 """What a healthy training has in common with the planted one of a kind, if its net or its task differs from that of `Setup`."""

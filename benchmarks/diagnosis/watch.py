@@ -26,7 +26,7 @@ class Health:
     def __init__(self, asked: Sequence[int] = ()) -> None:
         self.asked, self.found = asked, dict[int, Any]()
         self.recorder: Any = None
-        self.last = 0
+        self.last, self.batch = 0, (None, None)
 
     def begin(self, training: Training, optimizers: Sequence[Optimizer]) -> None:
         self.recorder = presets.health().modules(training.net)
@@ -35,7 +35,8 @@ class Health:
         self.push(loss, target)
         self.last = step + 1
         if self.last in self.asked:
-            self.found[self.last] = findings(self.recorder)
+            self.found[self.last] = findings(self.recorder, example=inputs, target=target)
+        self.batch = inputs, target
         return None
 
     def push(self, loss: Tensor, target: Any) -> None:
@@ -47,5 +48,6 @@ class Health:
     def end(self) -> Any:
         """The findings at the end."""
         self.recorder.deregister()
-        self.found[self.last] = findings(self.recorder)
+        inputs, target = self.batch
+        self.found[self.last] = findings(self.recorder, example=inputs, target=target)
         return self.found[self.last]

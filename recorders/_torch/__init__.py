@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from itertools import chain, repeat, starmap
 from types import CodeType, FrameType
@@ -36,6 +36,7 @@ __all__ = [
     "autocast_is_on",
     "call_of_module",
     "copy_all",
+    "each_operator",
     "graph_task",
     "graph_task_address",
     "group_timeout",
@@ -336,6 +337,28 @@ def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
     finally:
         put_back()
+
+
+def each_operator(seen: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]) -> AbstractContextManager[Any]:
+    """A context in which `seen` is called after each operator, with its name, such as "bmm.default", arguments and output.
+
+    Raises:
+        MissingInTorchError: this torch cannot do that.
+
+    >>> with each_operator(lambda name, args, kwargs, output: print(name)):
+    ...     _ = torch.ones(2) + 1
+    ones.default
+    add.Tensor
+    """
+    mode: Any = reach("torch.utils._python_dispatch.TorchDispatchMode")
+
+    def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        seen(str(func).partition(".")[2], args, kwargs or {}, output)
+        return output
+
+    found: AbstractContextManager[Any] = type("EachOperator", (mode,), {"__torch_dispatch__": dispatch})()
+    return found
 
 
 def _user_dispatch_modes() -> int:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.report import unexpected
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.watch.diagnosis import layer_rules, training_rules
+from recorders.watch.diagnosis import layer_rules, net_rules, training_rules
 from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import evidence
 from recorders.watch.diagnosis.explaining import explained
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
 from recorders.watch.diagnosis.learned import Learned, learned_at, left_ranges
 from recorders.watch.diagnosis.over_time import findings_over_time
+from recorders.watch.diagnosis.probe.probing import Probed, probed
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Finding", "Findings", "findings"]
 
 
-def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | str | Path | None = None) -> Findings:
+def findings(
+    recorded: Recorder | Recording | Timeline,
+    *,
+    against: Learned | str | Path | None = None,
+    example: Any = None,
+    target: Any = None,
+) -> Findings:
     """The likely faults of a training, worst first; empty if none was found.
 
     Examines what `presets.health()` records, or as much of it as was recorded. Of layers: NaN and infinity, layers that never ran,
@@ -29,7 +37,7 @@ def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | st
     much, too little or not at all. Of the training: the loss, the steps of the optimizer, inputs and target. What was not recorded
     is not examined; `findings(...).examined` says what was, and in how many layers, `unexamined` what was not, and what to record
     for it. An empty list that prints "nothing was examined" says nothing of the net. Thresholds, and their sources, are in
-    `recorders.watch.diagnosis.limits`; how often findings are right is in docs/findings.md.
+    `recorders.watch.diagnosis.limits`; how often findings are right is in docs/findings/index.md.
     A timeline also tells since when: see `findings_over_time`.
 
     What healthy trainings may have too, such as dead units of which a layer has no more than `limits.UNIT_SHARE`, is no fault; it
@@ -44,7 +52,14 @@ def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | st
         against: what good runs of the same training were like, see `learn`: its file, or the recording of one good run. Then
             findings of the kind "left-range" name what is not like that. Not of a timeline.
 
+        example: what the net is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments, as for
+            `Recorder.plan`; one that does not fit the parameters of `forward` is its only argument. Then a copy of the net runs
+            10 to 60 times on at most 4 samples, see `probed`: whether samples mix, inputs have no effect, the future is seen, a
+            dropout acts in evaluation, a state is carried over, or attention reads one key alone. Only of a recorder.
+        target: the target of `example`, which tells whether the net predicts what comes next.
+
     Raises:
+        TypeError: `example` was given with what is no recorder, or `against` with a timeline.
         StorageError: what is at the path `against` cannot be read.
 
     >>> import torch
@@ -57,6 +72,8 @@ def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | st
     >>> [(finding.layer, finding.what) for finding in findings(recorder)]
     [('1', '3 of 3 units are dead: they were never active')]
     """
+    if example is not None and not isinstance(recorded, Recorder):
+        raise TypeError("example= needs a recorder: nothing else holds the net, of which a copy is run")
     if isinstance(recorded, Timeline):
         if against is not None:
             raise TypeError("against= needs a recorder or a recording: a timeline does not hold what good runs are compared by")
@@ -65,10 +82,14 @@ def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | st
     found = [finding for rule in RULES for finding in rule(known)]
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
     found += left
+    runs = _runs(recorded, example, target)
+    found += runs.found
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)
     unexamined, examined = coverage(known, parts)
+    unexamined += runs.unexamined
+    examined += runs.examined
     if against is not None and compared:
         examined.append(f"ranges of good runs: {compared} statistics")
     elif against is not None:
@@ -76,8 +97,18 @@ def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | st
     return Findings(faults, unexamined, examined, notices)
 
 
-RULES = (*layer_rules.RULES, *training_rules.RULES)
+RULES = (*layer_rules.RULES, *net_rules.RULES, *training_rules.RULES)
 """Each looks at what is known of a training, and yields what it finds."""
+
+
+def _runs(recorded: Recorder | Recording, example: Any, target: Any) -> Probed:
+    """What runs of a copy of the first net on an example tell."""
+    if example is None or not isinstance(recorded, Recorder):
+        return Probed([], [], [])
+    net = next(iter(recorded._live_nets()), None)
+    if net is None:
+        return Probed([], ["relations of the net: the recorder has no net, or it no longer exists"], [])
+    return probed(net, example, target)
 
 
 def _left_out(parts: Mapping[str, Subrecording]) -> list[Finding]:

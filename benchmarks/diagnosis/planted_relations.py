@@ -1,0 +1,167 @@
+"""Planted cases of faults that runs of the net show: `RELATIONS`, by kind, and the healthy trainings like them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["LIKE", "RELATIONS", "Reader"]
+
+TOKENS, LENGTH, WIDTH, BATCH = 8, 10, 16, 32
+
+
+class Reader(nn.Module):
+    """Reads tokens by attention and classifies the text, or each position of it; attributes plant faults in it."""
+
+    def __init__(self, outputs: int = TOKENS, *, pooled: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH))
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, outputs)
+        self.pooled, self.causal, self.inverted = pooled, causal, False
+        self.scale, self.place_scale = WIDTH**-0.5, 1.0
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens) + self.place_scale * self.positions
+        scores = self.query(x) @ self.key(x).transpose(1, 2) * self.scale
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -torch.inf)
+        kept = torch.ones_like(tokens, dtype=torch.bool) if padding is None else padding if self.inverted else ~padding
+        x = x + scores.masked_fill(~kept[:, None], -torch.inf).softmax(2) @ self.value(x)
+        if self.pooled:
+            x = (x * kept[:, :, None]).sum(1) / kept.sum(1, keepdim=True)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Padded(nn.Module):
+    """Gives a reader the tokens of texts of which zeros are the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = Reader(4, pooled=True)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = self.reader(batch["tokens"], batch["padding"])
+        return logits
+
+
+def texts(step: int) -> Tensor:
+    """Texts that count on, by one in half of them and by two in the others."""
+    random = torch.Generator().manual_seed(step)
+    start, by = torch.randint(TOKENS, (BATCH, 1), generator=random), torch.randint(1, 3, (BATCH, 1), generator=random)
+    return (start + by * torch.arange(LENGTH + 1)) % TOKENS
+
+
+def language(setup: Any) -> None:
+    """A causal net that predicts the next token."""
+    setup.net, setup.rate = Reader(causal=True), 1e-2
+    setup.batch = lambda step: (texts(step)[:, :-1], texts(step)[:, 1:])
+    setup.loss = lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten())
+    setup.shows_example = True
+
+
+def classes(setup: Any) -> None:
+    """A net that tells by which step texts count."""
+    setup.net, setup.rate = Reader(4, pooled=True), 1e-2
+    setup.batch = lambda step: (texts(step)[:, :-1], (texts(step)[:, 1] - texts(step)[:, 0]) % TOKENS)
+    setup.shows_example = True
+
+
+def padded(setup: Any) -> None:
+    """A net that tells by which step texts of several lengths count."""
+
+    def batch(step: int) -> tuple[dict[str, Tensor], Tensor]:
+        tokens = texts(step)
+        lengths = torch.randint(5, LENGTH, (BATCH, 1), generator=torch.Generator().manual_seed(step))
+        padding = torch.arange(LENGTH) >= lengths
+        return {"tokens": tokens[:, :-1], "padding": padding}, (tokens[:, 1] - tokens[:, 0]) % TOKENS
+
+    setup.net, setup.batch, setup.rate, setup.shows_example = Padded(), batch, 1e-2, True
+
+
+def vectors(setup: Any) -> None:
+    """The healthy training, with an example."""
+    setup.shows_example = True
+
+
+class InEvaluationToo(nn.Module):
+    """A dropout that does not ask for the mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.1)
+
+
+class Keeping(nn.Module):
+    """Adds some of what came in the call before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x if self.state is None else x + 0.5 * self.state
+        self.state = found.detach()
+        return found
+
+
+class FirstThree(nn.Module):
+    """Reads three of the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(3, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.read(x[:, :3])
+        return found
+
+
+def layer(setup: Any, place: int, make: Callable[[], nn.Module]) -> None:
+    vectors(setup)
+    setup.net[place] = make()
+
+
+def attribute(setup: Any, task: Callable[[Any], None], name: str, value: Any) -> None:
+    task(setup)
+    setattr(setup.net.reader if task is padded else setup.net, name, value)
+
+
+def target_not_ahead(setup: Any) -> None:
+    language(setup)
+    setup.batch = lambda step: (texts(step)[:, :-1],) * 2
+
+
+RELATIONS: dict[str, Callable[[Any], Any]] = {
+    "samples-mix": partial(layer, place=1, make=lambda: nn.Softmax(0)),
+    "random-in-evaluation": partial(layer, place=2, make=InEvaluationToo),
+    "carries-state": partial(layer, place=2, make=Keeping),
+    "ignores-inputs": partial(layer, place=0, make=FirstThree),
+    "sees-the-future": partial(attribute, task=language, name="causal", value=False),
+    "targets-are-inputs": target_not_ahead,
+    "mask-inverted": partial(attribute, task=padded, name="inverted", value=True),
+    "order-has-no-effect": partial(attribute, task=classes, name="place_scale", value=0.0),
+    "attention-saturated": partial(attribute, task=classes, name="scale", value=1000.0),
+    "attention-uniform": partial(attribute, task=classes, name="scale", value=1e-9),
+}
+"""By kind, what plants it in a `Setup`."""
+
+LIKE: dict[str, Callable[[Any], Any]] = {
+    "samples-mix": vectors,
+    "random-in-evaluation": vectors,
+    "carries-state": vectors,
+    "ignores-inputs": vectors,
+    "sees-the-future": language,
+    "targets-are-inputs": language,
+    "mask-inverted": padded,
+    "order-has-no-effect": classes,
+    "attention-saturated": classes,
+    "attention-uniform": classes,
+}
+"""By kind, what makes a `Setup` the healthy training that is most like it."""

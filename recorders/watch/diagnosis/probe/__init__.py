@@ -1,0 +1,1 @@
+"""Probe: faults that runs of a copy of the net show."""

@@ -1,0 +1,114 @@
+"""probed(): how the outputs of a net depend on its inputs, by runs of a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from recorders.watch.diagnosis.finding import Finding
+from recorders.watch.diagnosis.limits import PROBE
+from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
+from recorders.watch.diagnosis.probe.example import Example, as_call
+from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order
+from recorders.watch.diagnosis.probe.probe import Probe, Skip, attempts
+from recorders.watch.diagnosis.probe.samples import attention, function_of_inputs, samples_apart, state_in_training
+from recorders.watch.diagnosis.probe.seen import Seen
+
+__all__ = ["RELATIONS", "Probed", "probed"]
+
+
+class Probed(NamedTuple):
+    """What runs of a copy of a net told: findings, what was not examined with the reason, and what was."""
+
+    found: list[Finding]
+    unexamined: list[str]
+    examined: list[str]
+
+
+def probed(net: nn.Module, example: Any, target: Any = None) -> Probed:
+    """Examines how the outputs of a net depend on its inputs, by runs of a copy; nothing of the net is changed.
+
+    The copy runs in evaluation mode and without gradients, 10 to 60 times, on at most 4 samples; at last it runs twice in training
+    mode. For this time there are two sets of buffers and one of parameters more.
+
+    Args:
+        net: is copied.
+        example: what it is called with: a tensor, a tuple of positional arguments, or a dict of keyword arguments. A tuple or dict
+            that does not fit the parameters of `forward` is its only argument.
+        target: the target of the example.
+
+    >>> class Mixes(nn.Module):
+    ...     def forward(self, x):
+    ...         return x.softmax(0)
+    >>> [(finding.kind, finding.layer) for finding in probed(Mixes(), torch.randn(8, 3)).found]
+    [('samples-mix', '(net)')]
+    """
+    try:
+        result: Probed = undisturbed(net, lambda: _probed(net, example, target))
+    except Exception as error:  # of the user's net, or of one that cannot be copied
+        return Probed([], [f"relations of the net: {_reason(error)}"], [])
+    return result
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, (ProbeError, Skip)) else f"{type(error).__name__}: {text}"
+
+
+def _probed(net: nn.Module, example: Any, target: Any) -> Probed:
+    whole = _on_device(as_call(net, example), net)
+    if not whole.tensors:
+        raise ProbeError("the example holds no tensor")
+    probe = _first_run(CopiedNet(net), whole, target)
+    found: list[Finding] = []
+    unexamined, examined = [], []
+    for name, relation in RELATIONS.items():
+        try:
+            found += relation(probe)
+        except Skip as reason:
+            if str(reason):
+                unexamined.append(f"{name}: {reason}")
+        except Exception as error:  # a net may fail on what its example has not shown it
+            unexamined.append(f"{name}: {_reason(error)}")
+        else:
+            examined.append(name)
+    if examined:
+        examined = [f"relations of the net ({', '.join(examined)}): {probe.net.runs} runs"]
+    return Probed(found, unexamined, examined)
+
+
+def _on_device(example: Example, net: nn.Module) -> Example:
+    """The example where the parameters are, if all of them are on one device."""
+    devices = {parameter.device for parameter in net.parameters()}
+    return example.map(lambda path, tensor: tensor.detach().to(next(iter(devices)))) if len(devices) == 1 else example
+
+
+def _first_run(net: CopiedNet, whole: Example, target: Any) -> Probe:
+    """The first run: on a few samples, or on all if the net fails on few."""
+    why: Exception = ProbeError("it was not run")
+    for number, few in enumerate(attempts(net, whole.cut(), whole)):
+        seen = Seen(PROBE.alone)
+        try:
+            base = net.run(few, fresh=True, seen=seen)
+        except Exception as error:
+            why = why if number else error
+            continue
+        if not base:
+            raise ProbeError("it returns no floating-point tensor")
+        return Probe(net, whole, few, target, base, seen)
+    raise why
+
+
+RELATIONS: dict[str, Callable[[Probe], Iterator[Finding]]] = {
+    "outputs that are a function of the inputs": function_of_inputs,
+    "samples that mix": samples_apart,
+    "attention": attention,
+    "the future": future,
+    "inputs without effect": inputs_used,
+    "directions without effect": directions,
+    "order without effect": order,
+    "state carried over in training": state_in_training,
+}
+"""By name, each looks at one relation between inputs and outputs. The second finds where the samples are, for the others."""
