@@ -120,7 +120,7 @@ def bert(seed: int) -> Training:
     ids = counting(2304, seed)
     hidden = torch.rand(ids.shape, generator=generator(seed)) < 0.25
     inputs = {"input_ids": ids.masked_fill(hidden, 1), "attention_mask": torch.ones_like(ids)}
-    return of_hugging_face(BertForMaskedLM(BertConfig(**LANGUAGE)), inputs, ids.masked_fill(~hidden, -100), steps=200)
+    return of_hugging_face(BertForMaskedLM(BertConfig(**LANGUAGE)), inputs, ids.masked_fill(~hidden, -100), rate=1e-2, steps=300)
 
 
 @more(learns=0.8, chance=0.5)
@@ -153,7 +153,7 @@ def vit(seed: int) -> Training:
     torch.manual_seed(seed)
     x, y, test_x, test_y = digits()
     net = ViTForImageClassification(ViTConfig(**SIZES, image_size=8, patch_size=2, num_channels=1, num_labels=10))
-    return of_hugging_face(net, {"pixel_values": torch.cat((x, test_x))}, torch.cat((y, test_y)), steps=150)
+    return of_hugging_face(net, {"pixel_values": torch.cat((x, test_x))}, torch.cat((y, test_y)), steps=250)
 
 
 @more(learns=0.3, chance=0.02)

@@ -46,8 +46,10 @@ __all__ = ["VARIANTS", "Run", "Variant", "dealt", "runs", "summary"]
 
 SEED = 2
 """Of all runs: the benchmark's own are of the seeds 0 and 1."""
-TIMES = 5
+TIMES = 3
 """In how many programs each variant is run."""
+BESIDE = ("as-it-is", "evaluated")
+"""The variants of trainings beside the programs."""
 MOST = {"resnet": 4}
 """At most how many variants of a program are dealt, of one that takes long."""
 ASKED = (10, 20, 50, 100, 200)
@@ -288,13 +290,13 @@ def decay_of_matrices_only(training: Training) -> None:
 # Gradients
 
 
-@variant(lambda training: plain(training) and training.clip is None)
+@variant(lambda training: dense(training) and training.clip is None)
 def clipped(training: Training) -> None:
     """Gradients are clipped to a norm of 1."""
     training.clip = 1.0
 
 
-@variant(lambda training: adaptive(training) and training.clip != 0.1)
+@variant(lambda training: adaptive(training) and not _sparse(training) and training.clip != 0.1)
 def clipped_to_a_tenth(training: Training) -> None:
     """Gradients are clipped to a norm of 0.1, which Adam makes up for."""
     training.clip = 0.1
@@ -458,16 +460,16 @@ def labels_wrong_by_a_tenth(training: Training) -> None:
 
 
 def regresses(training: Training) -> bool:
-    """Fits a regression of a standardised value."""
+    """Fits a regression of one standardised value."""
     inputs, target = training.batch(0)
     both = isinstance(inputs, Tensor) and isinstance(target, Tensor)
-    return plain(training) and both and target.is_floating_point() and target.numel() == len(target)
+    return plain(training) and both and target.is_floating_point() and target.numel() == len(target) and bool(target.min() < 0)
 
 
 @variant(regresses)
 def absolute_error(training: Training) -> None:
     """The loss is the mean absolute error."""
-    training.loss = lambda net, x, y: F.l1_loss(net(x), y)
+    training.loss = lambda net, x, y: F.l1_loss(net(x).reshape(y.shape), y)
 
 
 @variant(regresses)
@@ -653,7 +655,7 @@ def pretrainable(training: Training) -> bool:
 def first_half_frozen(training: Training) -> None:
     """The first half of the layers comes from another training, and is frozen; the others are fresh."""
     state = _trained(training, 1.0)
-    modules = [(name, module) for name, module in training.net.named_modules() if [*module.parameters(recurse=False)]]
+    modules = [(name, module) for name, module in training.net.named_modules() if name and [*module.parameters(recurse=False)]]
     for name, module in modules[: len(modules) // 2]:
         module.load_state_dict({key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")})
         module.requires_grad_(False)
@@ -897,17 +899,16 @@ def _made_once(name: str) -> Training:
 
 
 def dealt() -> list[tuple[str, str]]:
-    """Every program as it is, and each variant in those of the programs it fits which have the fewest so far."""
-    programs = chosen()
-    counts = dict.fromkeys(programs, 0)
-    found = [(name, "as-it-is") for name in programs]
+    """Every program as it is, and each variant in those of the programs it fits which have the fewest so far; then those beside."""
+    counts = {name: 0 for name in chosen() if name not in MORE}
+    found = [(name, "as-it-is") for name in counts]
     for way in [way for way in VARIANTS if way != "as-it-is"]:
-        order = sorted(programs, key=lambda name: (counts[name] // 3, zlib.crc32(f"{way} {name}".encode())))
+        order = sorted(counts, key=lambda name: (counts[name] // 3, zlib.crc32(f"{way} {name}".encode())))
         fit = (name for name in order if counts[name] < MOST.get(name, 99) and VARIANTS[way].fits(_made_once(name)))
         for _, name in zip(range(TIMES), fit, strict=False):
             counts[name] += 1
             found.append((name, way))
-    return found
+    return found + [(name, way) for name in MORE for way in BESIDE]
 
 
 def everything(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -930,7 +931,7 @@ def one_run(program: str, way: str) -> Run:
         done.seconds = round(time.perf_counter() - began, 2)
         watching.end()
     except Exception as error:  # one broken run must not take the others with it
-        done.error = f"{type(error).__name__}: {error}"
+        done.error = f"{type(error).__name__}: {error}".partition("\n")[0]
     for steps, found in watching.found.items():
         done.told[steps] = [(one.kind, one.layer, one.severity, one.what) for one in found]
     return done
@@ -953,17 +954,25 @@ def runs(several: Sequence[tuple[str, str]], processes: int = 2) -> list[Run]:
     return found
 
 
-def summary(found: Sequence[Run]) -> dict[str, Any]:
-    """The number of healthy runs, in how many of them there were false alarms, and of which kind."""
+PARTS = {"variants of the programs": False, "trainings beside them": True}
+"""By name, whether these are of `MORE`."""
+
+
+def summary(found: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """By part the number of healthy runs, in how many of them there were false alarms, and of which kind."""
+    return {name: _summary([done for done in found if (done.program in MORE) == beside]) for name, beside in PARTS.items()}
+
+
+def _summary(found: Sequence[Run]) -> dict[str, Any]:
     healthy = [done for done in found if done.healthy]
-    alarmed = [done for done in healthy if done.found]
+    alarmed = sum(bool(done.found) for done in healthy)
     kinds = Counter(kind for done in healthy for kind in {kind for kind, *_ in done.found})
     ever = Counter(kind for done in healthy for kind in {kind for kind, _ in done.ever})
     return {
         "runs": len(found),
         "healthy": len(healthy),
-        "false alarms": len(alarmed),
-        "rate": round(len(alarmed) / len(healthy), 4) if healthy else None,
+        "false alarms": alarmed,
+        "rate": round(alarmed / len(healthy), 4) if healthy else None,
         "false alarms at any step": sum(bool(done.ever) for done in healthy),
         "kinds": dict(kinds.most_common()),
         "kinds at any step": dict(ever.most_common()),
@@ -976,18 +985,17 @@ def lines(found: Sequence[Run]) -> Iterator[str]:
     for done in found:
         if done.error:
             yield f"error: {done.program}, {done.variant}: {done.error}"
+        elif not done.healthy:
+            yield f"not healthy: {done.program}, {done.variant} ({done.score:.3f}): {[one[:2] for one in done.found[:3]]}"
         for (kind, place), (steps, what) in done.ever.items() if done.healthy else ():
             lasts = "" if any(one[:2] == (kind, place) for one in done.found) else f", only after {steps} steps"
             yield f"{done.program}, {done.variant} ({done.score:.3f}): {kind} at {place}{lasts}: {what}"
-    scores = summary(found)
-    for done in found:
-        if not done.healthy and not done.error:
-            yield f"not healthy: {done.program}, {done.variant} ({done.score:.3f}): {[one[:2] for one in done.found[:3]]}"
-    alarms, healthy = scores["false alarms"], scores["healthy"]
-    yield f"{scores['runs']} runs, {healthy} of them healthy; false alarms in {alarms} ({alarms / max(healthy, 1):.1%})"
-    yield f"false alarms at any step in {scores['false alarms at any step']}"
-    for kind, count in scores["kinds at any step"].items():
-        yield f"  {kind:24}{scores['kinds'].get(kind, 0):4}{count:6} at any step"
+    for name, part in summary(found).items():
+        alarms, healthy = part["false alarms"], part["healthy"]
+        yield f"{name}: {part['runs']} runs, {healthy} of them healthy; false alarms in {alarms} ({alarms / max(healthy, 1):.1%})"
+        yield f"  false alarms at any step in {part['false alarms at any step']}"
+        for kind, count in part["kinds at any step"].items():
+            yield f"  {kind:24}{part['kinds'].get(kind, 0):4}{count:6} at any step"
 
 
 def _after(option: str, options: Sequence[str]) -> list[str]:
