@@ -12,6 +12,7 @@ from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands
 from recorders.graphs.sinks import new_spec_key
 from recorders.monitors.base import Monitor
+from recorders.monitors.gate import NOT_IN_STEPS
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
 from reducers import Reducer
@@ -88,6 +89,9 @@ class CallMonitor(Monitor):
         if torch.compiler.is_compiling():
             if wanted_in_graph(self, self.module):
                 trace(self, self.sink.tensor, tuple(map(as_operands, values)))
+        elif not self.gate.active and self.gate.only_steps:  # no more is asked in steps that are not due, which are many
+            self.counts["calls"] = self.counts.get("calls", 0) + 1
+            self._skip(NOT_IN_STEPS)
         else:
             outside_modes(timed, self, self._pushed, *values)
 
@@ -96,7 +100,7 @@ class CallMonitor(Monitor):
         self._ensure_clock()
         if self.on_error == "disable" and self.last_error is not None:
             self._skip("pushed after the failure that took it off")
-        elif self._due(module, self._training(module)):
+        elif self._due(module, self._training(module)) and not (len(values) == 1 and self._waits(values[0])):
             self._record(module, *map(as_operands, values))
 
     def _training(self, module: nn.Module | None) -> bool:

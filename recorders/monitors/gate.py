@@ -13,8 +13,9 @@ from recorders.ring.changes import Changes
 from recorders.schedule.clock import Chosen, Phase, as_steps
 from recorders.schedule.table import NOT_DUE
 
-__all__ = ["Gate"]
+__all__ = ["NOT_IN_STEPS", "Gate"]
 
+NOT_IN_STEPS = "not in its steps"
 WRONG_MODE = {
     ("module", True): "not recorded in train mode",
     ("module", False): "not recorded in eval mode",
@@ -110,7 +111,7 @@ class Gate:
         if training is not None and not (self.train_update if training else self.eval_update):
             return WRONG_MODE[self.phase, training]
         if not self.active:
-            return "not in its steps"
+            return NOT_IN_STEPS
         if self.condition is not None and not self.condition():
             return "condition was false"
         if self.every == 1:

@@ -122,12 +122,23 @@ class RowBlock:
 
     def joined(self, rows: Stacked, xs: Sequence[Any], due: list[int] | None) -> Stacked:
         """Returns the rows, joined with the observations of those that are due; None if all are."""
-        state, counts = rows.state, rows.counts
+        state, counts, logs = rows
         mine: Sequence[int] = range(len(xs)) if due is None else due
-        if self._rows is not None:
-            state = self._joined_states(self._rows, state, counts, xs, mine)
-        logs = rows.logs or (Log(),) * len(self.kept)
-        logs = tuple([log.after(self._lifted(lifter, xs, due)) for log, lifter in zip(logs, self._lifters, strict=True)])
+        joiner = self._rows
+        if joiner is not None:
+            fresh = [row for row in mine if not counts[row]] if 0 in counts else []
+            if len(fresh) < len(mine):
+                new = {*fresh}
+                old = [None if row in new else x for row, x in enumerate(xs)] if fresh else xs
+                state = joiner.update(state, old, joiner.sweep)
+            if fresh:
+                first = joiner.update({}, [xs[row] for row in fresh], RowSweep())
+                if state and _kinds(state) != _kinds(first):
+                    raise joiner.mismatch()
+                state = first if len(fresh) == len(xs) else _written(state, len(xs), fresh, first)
+        if self.kept:
+            logs = logs or (Log(),) * len(self.kept)
+            logs = tuple([log.after(self._lifted(lifter, xs, due)) for log, lifter in zip(logs, self._lifters, strict=True)])
         if due is None:
             return Stacked(state, [*map((1).__add__, counts)], logs)
         counts = [*counts]
@@ -135,25 +146,10 @@ class RowBlock:
             counts[row] += 1
         return Stacked(state, counts, logs)
 
-    @staticmethod
-    def _joined_states(joiner: Joiner, state: State, counts: list[int], xs: Sequence[Any], mine: Sequence[int]) -> State:
-        """Returns the states of the rows, joined with the observations of some of them."""
-        fresh = [row for row in mine if not counts[row]] if 0 in counts else []
-        if len(fresh) < len(mine):
-            new = {*fresh}
-            old = [None if row in new else x for row, x in enumerate(xs)] if fresh else xs
-            state = joiner.update(state, old)
-        if fresh:
-            first = joiner.lift([xs[row] for row in fresh])
-            if state and _kinds(state) != _kinds(first):
-                raise joiner.mismatch()
-            state = first if len(fresh) == len(xs) else _written(state, len(xs), fresh, first)
-        return state
-
     def _lifted(self, lifter: Joiner | None, xs: Sequence[Any], due: list[int] | None) -> State:
         """Returns what a part of the reducer keeps of the observations of a step."""
         seen = xs if due is None else [xs[row] for row in due]
-        lifts = {"": torch.stack([*seen])} if lifter is None else lifter.lift(seen)
+        lifts = {"": torch.stack([*seen])} if lifter is None else lifter.update({}, seen, lifter.sweep)
         if due is None:
             return {**lifts, _THERE: torch.ones(len(xs), dtype=torch.bool, device=self.device)}
         there = torch.ones(len(due), dtype=torch.bool, device=self.device)
@@ -165,24 +161,19 @@ class Joiner:
 
     Args:
         like: a tensor like the observations.
+
+    Attributes:
+        sweep: what knows the tensors of all rows.
     """
 
     def __init__(self, reducer: Reducer, like: Tensor) -> None:
         self.reducer, self.device = reducer, like.device
         self._kernel = swept_dtypes(reducer, like) is not None  # whether one joins; if not, lifts are joined
-        self._sweep, self._lifting = RowSweep(), RowSweep()
+        self.sweep = RowSweep()
         self._checked = False  # whether the reducer was found to lift each row of a matrix like a tensor by itself
 
-    def lift(self, xs: Sequence[Any]) -> State:
-        """Returns the states of observations, as rows."""
-        return self._update({}, xs, self._lifting)
-
-    def update(self, state: State, xs: Sequence[Any]) -> State:
-        """Returns the rows joined with these observations; of None a row stays as it is."""
-        return self._update(state, xs, self._sweep)
-
-    def _update(self, state: State, xs: Sequence[Any], sweep: RowSweep) -> State:
-        """Returns the same; if there is no state, no observation is None."""
+    def update(self, state: State, xs: Sequence[Any], sweep: RowSweep) -> State:
+        """Returns the rows joined with these observations; of None a row stays as it is. If there is no state, none is None."""
         if self._kernel:
             swept = sweep.update(self.reducer, state, xs)
             if swept is not None:

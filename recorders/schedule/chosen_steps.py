@@ -48,15 +48,21 @@ class StepGroup:
 
     def undue_steps(self, step: int, cadence: int) -> int:
         """Returns the number of steps between `step` and the next due one; 0 if `step` is due, or the number is not known."""
-        if self.due or self.notified is not False or self.error is not None or self.steps is not None:
+        if self.due or self.notified is not False or self.error is not None:
             return 0
-        chosen = max(0, cadence - self._since) if self._since else 0  # chosen steps before the next due one; the first is due
-        due = (step // self.every_step + 1 + chosen) * self.every_step
+        if self.steps is None:
+            chosen = max(0, cadence - self._since) if self._since else 0  # chosen steps before the next due one; the first is due
+            due = (step // self.every_step + 1 + chosen) * self.every_step
+        elif cadence == self.every_step == 1 and hasattr(self.steps, "pause_after"):  # a choice that says when it chooses next
+            due = step + 1 + self.steps.pause_after(step)
+        else:
+            return 0
         return max(0, min(due, self.hooks.again) - step - 1)
 
     def skip(self, step: int, count: int) -> None:
         """Counts `count` steps after `step` for which `decide` was not called, because none of them is due."""
-        self._since += (step + count) // self.every_step - step // self.every_step
+        if self.steps is None:
+            self._since += (step + count) // self.every_step - step // self.every_step
 
     def notify(self, step: int) -> MonitorError | None:
         """Switches the monitors and their hooks; returns the first error that a monitor raised."""

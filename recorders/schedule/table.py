@@ -173,7 +173,9 @@ class Found:
         now, copies = self.of_due([parameters[position] for position in self.block.positions]), self._copies()
         if not alike(copies, now):
             return None
-        self.set(copies)
+        self.xs = copies
+        if self.due is not None:
+            self.set(copies)
         return copies, now
 
     def set(self, xs: Sequence[Any]) -> None:
@@ -181,10 +183,6 @@ class Found:
         self.xs = [*xs] if self.due is None else [None] * len(self.xs)
         for row, x in zip(self.due or (), xs, strict=False):
             self.xs[row] = x
-
-    def fits(self) -> bool:
-        """Whether the observations are like those for which the block was made."""
-        return self.block.reading.together is not None or self.block.fits(self.of_due(self.xs))
 
     def _copies(self) -> list[Any]:
         """What the monitors keep of the parameters that are due; None if there is no memory yet."""
@@ -296,7 +294,8 @@ class Table:
                     subtract(befores, afters)
                 else:
                     one.set(one.block.reading.together(afters, befores).unbind())
-            failed += [one for one in found if not one.fits()]  # of other kinds than before
+            # of other kinds than before
+            failed += [one for one in found if not one.block.reading.together and not one.block.fits(one.of_due(one.xs))]
             if len(failed) < len(found):
                 rows = self._rows()
                 if rows is None:

@@ -73,6 +73,15 @@ class Early:
     def __call__(self, step: int) -> bool:
         return step < self.first or step % self.every < 2
 
+    def pause_after(self, step: int) -> int:
+        """The number of steps between `step` and the next one that is chosen: in these the clock asks nobody.
+
+        >>> [Early(first=3, every=16).pause_after(step) for step in (0, 2, 5, 16, 17)]
+        [0, 13, 10, 0, 14]
+        """
+        following = step + 1
+        return 0 if self(following) else -following % self.every
+
 
 class _SinceStep:
     """What happened since the last step of one optimizer.
@@ -173,6 +182,12 @@ class StepMonitor(OptimizerMonitor):
 
     def _stepped(self, *_: Any) -> None:
         self.steps_anywhere += 1
+
+    def switch(self, active: bool, error: Exception | None) -> None:
+        if not active:  # what happens until the next step that is recorded is not what happened since the step before that
+            for since in self._since.values():
+                since.end()
+        super().switch(active, error)
 
     def deregister(self) -> Monitor:
         if self._anywhere is not None:
