@@ -362,7 +362,11 @@ def _(setup: Setup) -> None:
 
 @case("loss-rises")
 def _(setup: Setup) -> None:
-    setup.sign = -1.0
+    def reverse(step: int, optimizer: Any) -> None:
+        setup.sign = 1.0 if step < 15 else -1.0
+
+    setup.before = reverse
+    setup.rate = 1e-2
 
 
 @case("loss-is-constant")

@@ -16,7 +16,7 @@ from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.limits import is_idle, usual_growth
 from recorders.watch.spread import ACTIVITY, IDLE, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
-__all__ = ["Layer", "overview", "pushed"]
+__all__ = ["Layer", "layer_names", "overview", "pushed"]
 
 _RECTIFIERS = frozenset({"ReLU", "ReLU6", "Threshold", "Hardshrink", "Softshrink"})
 """Activation functions of which a unit that does not respond is exactly zero."""
@@ -167,6 +167,18 @@ def pushed(recorded: Recorder | Recording) -> dict[str, Spread]:
     parts = {name: part for name, part in _parts(recorded).items() if part.monitor == "CallMonitor"}
     found = {name: spread_of(part.reducer, list(part.leaves().values()), part.samples) for name, part in parts.items()}
     return {name: spread for name, spread in found.items() if spread is not None}
+
+
+def layer_names(parts: Mapping[str, Subrecording]) -> dict[str, str]:
+    """By name of the subrecorder, the name of its layer in `overview`.
+
+    >>> from recorders import presets
+    >>> recorder = presets.outliers().modules(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    >>> layer_names(recorder.snapshot())
+    {'': '(net)', '0': '0'}
+    """
+    groups = _groups(parts)
+    return {name: _layer(name, groups) for name in parts}
 
 
 def _parts(recorded: Recorder | Recording) -> Mapping[str, Subrecording]:

@@ -268,7 +268,7 @@ KINDS: dict[str, FindingKind] = {
     "shrinking-weights": FindingKind("error", "What is learned is forgotten at once.", ("weight-decay",)),
     "growing-signal": FindingKind("warning", "Layers far from the input see enormous values.", ("initialisation", "normalisation")),
     "frozen-from-start": FindingKind(
-        "error",
+        "warning",
         "They are random numbers: nobody has trained these layers.",
         ("frozen",),
         "load the trained weights before freezing, or train these layers, too: requires_grad=True",

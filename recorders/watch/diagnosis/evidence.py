@@ -11,10 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from recorders.recorder.recorder import Recorder
+from recorders.recorder.selection import Criteria, select_modules
+from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.batches import BATCH, LABELS
 from recorders.watch.diagnosis.steps import FACTS, StepMonitor
-from recorders.watch.overview import Layer, overview, pushed
+from recorders.watch.overview import Layer, layer_names, overview, pushed
 from recorders.watch.spread import Spread
 
 __all__ = ["BatchCourse", "Course", "Evidence", "evidence"]
@@ -178,9 +180,10 @@ def _is_inside(layer: Layer) -> bool:
 def evidence(recorded: Recorder | Recording) -> Evidence:
     """Reads what was recorded."""
     parts = recorded.snapshot()
+    names = layer_names(parts)
     found: dict[str, Any] = {"inputs": {}, "outputs": {}, "target": {}, "gradients": {}, "updates": {}, "weights": {}}
     for name, part in parts.items():
-        group, _, layer = name.partition("/")
+        group = name.partition("/")[0]
         if part.monitor == "StepMonitor" and part.samples:
             rows = part.peek()
             found["steps"] = {fact: Course(rows[:, column].tolist()) for column, fact in enumerate(FACTS)}
@@ -195,10 +198,10 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
         elif (kept := _COURSES.get(part.monitor)) is not None:
             role, key = kept
             courses = {path: _course(result, key) for path, result in part.leaves().items()}
-            found[role][layer or group] = {path: course for path, course in courses.items() if course is not None}
+            found[role][names[name]] = {path: course for path, course in courses.items() if course is not None}
     if isinstance(recorded, Recorder):
         found["elsewhere"] = max((one.steps_anywhere for one in recorded.values() if isinstance(one, StepMonitor)), default=0)
-        found["modules"] = _modules(recorded)
+        found["modules"] = _modules(recorded, names)
     return Evidence(overview(recorded), pushed(recorded), **found)
 
 
@@ -230,9 +233,11 @@ def _batches(part: Subrecording) -> dict[str, BatchCourse]:
     return found
 
 
-def _modules(recorder: Recorder) -> dict[str, nn.Module]:
+def _modules(recorder: Recorder, names: Mapping[str, str]) -> dict[str, nn.Module]:
+    """By layer the module, also after hooks were taken off."""
     found: dict[str, nn.Module] = {}
-    for name, monitor in recorder.items():
-        if monitor.module is not None and not monitor.of_net:
-            found.setdefault(name.partition("/")[2] or name, monitor.module)
-    return found
+    for net in recorder._live_nets():
+        for place in select_modules(net, Criteria(), recursive=True):
+            found.setdefault(shown_name(place.name), place.module)
+    layers = {*names.values()}
+    return {name: module for name, module in found.items() if name in layers}

@@ -296,7 +296,8 @@ def _is_sure(known: Evidence, layer: Layer) -> bool:
     """Whether updates of a single layer are too large by enough, for long enough, and the loss has not come down all the same."""
     if known.loss is not None and known.loss.end() < 0.5 * known.loss.start():
         return False
-    return layer.ratio > LOSS.early and layer.update is not None and layer.update.numel() >= LOSS.least
+    steps = max(map(len, known.updates.get(layer.name, {}).values()), default=LOSS.least)
+    return layer.ratio > LOSS.early and steps >= LOSS.least
 
 
 def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def frozen_from_start(known: Evidence) -> Iterator[Finding]:
     if fresh:
         more = f", and those of {len(fresh) - 1} more layers" if len(fresh) > 1 else ""
         what = f"its weights are frozen, and still as PyTorch draws them{more}"
-        yield fault("frozen-from-start", fresh[0], what, severity="error" if 2 * len(fresh) > len(layers) else "warning")
+        yield fault("frozen-from-start", fresh[0], what)
 
 
 def _is_fresh(layer: nn.Module) -> bool:

@@ -430,7 +430,7 @@ def target(known: Evidence) -> Iterator[Finding]:
         where = f"target:{path}" if path else "target"
         if len(batches) >= LEAST and batches.low == batches.high:
             yield fault("constant-target", where, f"all values are {batches.low:.4g}")
-        elif len(batches) >= LEAST and not batches.floating and max(_finite(batches.each["within"]), default=1.0) == 0:
+        elif len(batches) >= LEAST and _has_equal_samples(batches):
             yield fault("constant-target", where, "all samples of a batch have the same values")
         elif not batches.floating and len(batches) >= LEAST and batches.typical("count") > 1:
             alike = _share([low == high for low, high in zip(batches.each["min"], batches.each["max"], strict=True)])
@@ -442,6 +442,12 @@ def target(known: Evidence) -> Iterator[Finding]:
             yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}")
         elif batches.floating:
             yield from _sorted(batches, where)
+
+
+def _has_equal_samples(batches: BatchCourse) -> bool:
+    """Whether the samples of each batch have the same classes or tokens, which differ within a sample."""
+    differ = min(_finite(batches.each["std"]), default=0.0) > 0
+    return differ and not batches.floating and max(_finite(batches.each["within"]), default=1.0) == 0
 
 
 def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
@@ -621,7 +627,7 @@ def initial_loss(known: Evidence) -> Iterator[Finding]:
     if classes < 2 or not 0 <= labels.high < classes:
         return
     first, expected = known.loss.finite[0], math.log(classes)
-    summed = 0.3 < first / max(labels.typical("count"), 1) / expected < LOSS.initial and labels.typical("count") > 1
+    summed = 0.8 < first / max(labels.typical("count"), 1) / expected < 1.25 and labels.typical("count") > 1
     if first > LOSS.initial * expected + 1 and not summed:
         yield fault(
             "high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}"

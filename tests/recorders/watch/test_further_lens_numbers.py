@@ -352,7 +352,9 @@ def test_findings_read_what_the_lenses_on_health_record() -> None:
     recorders = inspector.recorders
     assert any("8 of 8 units are dead" in finding.what for finding in findings(recorders["DeadUnits"]))
     assert "NaN or infinite" in findings(recorders["NonFinite"])[0].what
-    assert [(f.layer, "never changed" in f.what) for f in findings(recorders["UpdateRatio"])] == [("0", True), ("2", True)]
+    (still,) = findings(recorders["UpdateRatio"])  # of all layers, so it is told once, of the optimizer
+    assert still.layer == "optimizer"
+    assert still.what.startswith("the weights never changed")
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)

@@ -209,7 +209,8 @@ def test_units_that_died_on_the_way_are_found_although_they_fired_once(tmp_path:
     (what,) = [finding.what for finding in findings(watched.recorder) if finding.layer == "3" and "dead" in finding.what]
     assert " units are dead: they were not active in the last " in what
     assert what.endswith(" of 100 observations, or longer")
-    assert abs(int(what.split()[0]) - dead) <= 4  # the window is longer than 20 batches
+    idle = watched.recorder["output/3"].value(stat="idle.idle")
+    assert 32 < int(what.split()[0]) == int((idle >= 50).sum()) <= dead  # idle in half of the recording
 
 
 def test_activity_alone_does_not_tell_of_units_that_died_and_findings_say_so() -> None:
