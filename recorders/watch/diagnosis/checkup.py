@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from recorders.errors import RecordingWarning, TrainingFaultError
 from recorders.recorder.recorder import Recorder
@@ -35,6 +35,7 @@ class Checkup:
         on_finding: "warn" gives one `RecordingWarning` for each new fault. "stop" also sets `stop` if its severity is "error", for
             the loop to end. "raise" raises these instead. What has the severity "warning" is warned of in any case.
         every: after the beginning it looks each time that so many steps have ended, or later, for the sake of time.
+        example: what the net is called with, and `target` that of it: then a copy of the net is run at each look, see `findings`.
 
     Attributes:
         found: all that was told.
@@ -63,7 +64,9 @@ class Checkup:
     after 10 steps: optimizer: the learning rate is 0 in all 10 steps recorded. Nothing is learned at a learning rate of 0. ...
     """
 
-    def __init__(self, recorder: Recorder, on_finding: OnFinding = "warn", every: int = 50) -> None:
+    def __init__(
+        self, recorder: Recorder, on_finding: OnFinding = "warn", every: int = 50, example: Any = None, target: Any = None
+    ) -> None:
         if not isinstance(recorder, Recorder):
             raise TypeError(f"Checkup takes a Recorder, such as presets.health().modules(net); got {type(recorder).__name__}")
         if on_finding not in ("warn", "stop", "raise"):
@@ -71,6 +74,7 @@ class Checkup:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"Checkup(every={every!r}): give a whole number of steps, at least 1")
         self.recorder, self.on_finding, self.every = recorder, on_finding, every
+        self.example, self.target = example, target
         self.found: list[Finding] = []
         self.stop = False
         self._calls = 0
@@ -108,7 +112,8 @@ class Checkup:
         """The faults that were not told."""
         told = {(one.kind, one.layer) for one in self.found}
         try:
-            return [one for one in findings(self.recorder) if (one.kind, one.layer) not in told]
+            found = findings(self.recorder, example=self.example, target=self.target)
+            return [one for one in found if (one.kind, one.layer) not in told]
         except Exception as error:  # of a rule, or of a reducer of the user's
             if not self._failed:
                 what = f"`findings` of what was recorded failed, and the training goes on: {type(error).__name__}: {error}"

@@ -140,14 +140,14 @@ def test_a_loss_is_pushed_if_there_is_a_place_for_it_and_the_user_pushes_none() 
 
 
 def test_nobody_looks_for_faults_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkups, "findings", lambda recorder: pytest.fail("somebody looked"))
+    monkeypatch.setattr(checkups, "findings", lambda recorder, **asked: pytest.fail("somebody looked"))
     one = new(100)
     assert not one.check()
     assert one.checkup is None
 
 
 def test_a_fault_stops_one_rank_or_raises_and_several_ranks_go_on(monkeypatch: pytest.MonkeyPatch, at: At) -> None:
-    monkeypatch.setattr(checkups, "findings", lambda recorder: Findings([RISES], []))
+    monkeypatch.setattr(checkups, "findings", lambda recorder, **asked: Findings([RISES], []))
     for ranks in (1, 2):
         at(0, ranks)
         one = Training(new().recorder, "stop")

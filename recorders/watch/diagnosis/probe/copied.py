@@ -259,6 +259,8 @@ def _check(net: nn.Module) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if size > PROBE.bytes:
         raise ProbeError(f"its parameters take {size:,} bytes; nets of more than {PROBE.bytes:,} are not copied")
+    if any(tensor.is_meta for tensor in tensors):
+        raise ProbeError("its parameters hold no numbers")
     spread = any(map(is_spread, tensors)) or any(is_distributed(module) for module in net.modules())
     if spread or any(type(module).__name__ == "FullyShardedDataParallel" for module in net.modules()):
         raise ProbeError("its parameters are spread over ranks")

@@ -30,7 +30,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
     def told(*found: tuple[int, Finding]) -> list[int]:
         looked: list[int] = []
 
-        def findings(recorder: Recorder) -> Findings:
+        def findings(recorder: Recorder, **asked: Any) -> Findings:
             looked.append(recorder.clock.step)
             return Findings([one for step, one in found if step <= recorder.clock.step], [])
 
@@ -177,7 +177,7 @@ def test_all_errors_of_one_look_are_in_one_message(tell: Tell) -> None:
 
 @pytest.mark.parametrize("on_finding", ["warn", "stop", "raise"])
 def test_a_rule_that_fails_is_one_warning(on_finding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(recorder: Recorder) -> Findings:
+    def fails(recorder: Recorder, **asked: Any) -> Findings:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(checkups, "findings", fails)
