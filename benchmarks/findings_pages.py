@@ -25,6 +25,7 @@ FURTHER = {
     "no-gradient": ("initialisation",),
     "loss-does-not-fall": ("broadcast", "vanishing-gradients", "frozen", "not-in-optimizer"),
     "loss-jumps": ("weights-overwritten",),
+    "zero-weights": ("frozen",),
 }
 """Causes that a finding names instead, if what was recorded tells of them."""
 

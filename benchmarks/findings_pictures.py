@@ -30,6 +30,7 @@ from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.layer_rules import largest_and_typical
 from recorders.watch.diagnosis.limits import (
     COARSE,
+    INITIAL,
     LARGE_INPUT,
     LARGE_TARGET,
     LOSS,
@@ -97,7 +98,8 @@ def found(kind: str) -> Finding:
     """How `findings` tells of the planted case."""
     good, faulty = runs(kind)
     against = None if kind in CASES else learn(good.setup.recorder)
-    told = findings(faulty.setup.recorder, against=against)
+    example, target = faulty.setup.batch(faulty.setup.done) if faulty.setup.shows_example else (None, None)
+    told = findings(faulty.setup.recorder, against=against, example=example, target=target)
     matching = [one for one in (*told, *told.notices) if one.kind == kind]
     if not matching:
         raise LookupError(f"{kind} is not found in its planted case")
@@ -224,6 +226,18 @@ def output_and_target(pair: Sequence[Any], both: Sequence[Run]) -> None:
         axes.set(xlabel="target", ylabel="output", title=run.label)
 
 
+def labels_and_probabilities(pair: Sequence[Any], both: Sequence[Run]) -> None:
+    """The sum of what the net says of all labels over the number of labels that are 1, side by side."""
+    for axes, run in zip(pair, both, strict=True):
+        x, y = run.setup.batch(1000)
+        with torch.no_grad():
+            out = run.setup.net.eval()(x)
+        says = out.softmax(1) if run is both[-1] else out.sigmoid()  # as the loss takes them
+        axes.plot(y.sum(1), says.sum(1), "o", color=run.color, markersize=4)
+        axes.axline((0, 0), slope=1, color=LIMIT, linestyle="--", linewidth=1.0)
+        axes.set(xlabel="labels that are 1", ylabel="sum of probabilities", title=run.label, ylim=(0, CLASSES))
+
+
 def along_a_line(axes: Any, both: Sequence[Run]) -> None:
     """One output of the second linear layer while the input goes from one sample to another."""
     for run in both:
@@ -347,6 +361,91 @@ def repeated_passes(run: Run) -> list[float]:
         return [run.setup.loss(run.setup.net(x), y).item() for _ in range(40)]
 
 
+def with_other_samples(run: Run) -> list[float]:
+    """How the first logit of one sample changes with the other samples of the batch."""
+    x, _ = run.setup.batch(1000)
+    net = run.setup.net.eval()
+    with torch.no_grad():
+        logits = [net(torch.cat((x[:1], run.setup.batch(step)[0][1:])))[0, 0].item() for step in range(40)]
+    return [logit - logits[0] for logit in logits]
+
+
+def effects_of_inputs(run: Run, *, padding: bool = False) -> tuple[Tensor, None]:
+    """How much the outputs of a sample change, at most, if one of its inputs does: by feature, or by position."""
+    batch = run.setup.batch(1000)[0]
+    x = batch["tokens"] if padding else batch
+    net = run.setup.net.eval()
+    found = []
+    for place in range(x.shape[1]):
+        other = x.clone()
+        other[:, place] = (x[:, place] + 3) % 8 if padding else x[:, place] + 1  # another token, or another value
+        with torch.no_grad():
+            changed = (net({**batch, "tokens": other} if padding else other) - net(batch))[0]
+        found.append(changed.abs().max())
+    return torch.stack(found), None
+
+
+def effects_of_later_ones(run: Run) -> tuple[Tensor, None]:
+    """How much the outputs at each position change if tokens from position 5 on do."""
+    x, _ = run.setup.batch(1000)
+    other = x.clone()
+    other[:, 5:] = (x[:, 5:] + 3) % 8
+    with torch.no_grad():
+        return (run.setup.net.eval()(other) - run.setup.net(x)).abs().amax((0, 2)), None
+
+
+def effects_of_order(run: Run) -> tuple[Tensor, None]:
+    """How much the outputs of each sample change if its positions are reversed."""
+    x, _ = run.setup.batch(1000)
+    with torch.no_grad():
+        return (run.setup.net.eval()(x.flip(1)) - run.setup.net(x)).abs().amax(1), None
+
+
+def largest_shares(run: Run) -> Tensor:
+    """The share of the key that each query reads most of."""
+    query, key = (run.outputs_of(name) for name in ("query", "key"))
+    return (query @ key.transpose(1, 2) * run.setup.net.scale).softmax(2).amax(2)
+
+
+def after_other_batches(run: Run) -> list[float]:
+    """The loss of one batch, each time after another batch."""
+    x, y = run.setup.batch(1000)
+    net, losses = run.setup.net.eval(), []
+    with torch.no_grad():
+        for step in range(40):
+            net(run.setup.batch(step)[0])
+            losses.append(run.setup.loss(net(x), y).item())
+    return losses
+
+
+def repeated_tokens(run: Run) -> dict[str, float]:
+    x, _ = run.setup.batch(1000)
+    with torch.no_grad():
+        likeliest = run.setup.net.eval()(x).argmax(2)
+    return {name: round(float((likeliest[:, :-1] == of).double().mean()), 2) for name, of in _tokens(x).items()}
+
+
+def _tokens(x: Tensor) -> dict[str, Tensor]:
+    return {"the token put in": x[:, :-1], "the next token": x[:, 1:]}
+
+
+def mean_probability(run: Run) -> dict[str, float]:
+    x, y = run.setup.batch(1000)
+    with torch.no_grad():
+        says = run.setup.net.eval()(x).sigmoid().mean()
+    return {"mean probability": round(says.item(), 2), "labels that are 1": round(y.mean().item(), 2)}
+
+
+def widths(run: Run) -> dict[str, float]:
+    return {name: module.out_features for name, module in run.setup.net.named_modules() if isinstance(module, nn.Linear)}
+
+
+def gains(run: Run) -> dict[str, float]:
+    """By layer the gain of its weights after the first step."""
+    layers = {name: module.weight for name, module in run.setup.net.named_modules() if isinstance(module, nn.Linear)}
+    return {name: run.known.weights[name]["weight"].values[0] / math.sqrt(len(weight)) for name, weight in layers.items()}
+
+
 def running_means(run: Run) -> tuple[Tensor, None]:
     return run.setup.net[2].running_mean, None
 
@@ -356,6 +455,7 @@ CHANGE = "update / weight"
 loss = partial(over_steps, of=losses, label="loss", limits=KNOWS_NOTHING)
 updates = partial(over_steps, of=partial(of_weights, "updates"), label=CHANGE, log=True, band=(*UPDATE_RANGE, "usual"))
 norms = partial(over_steps, of=all_gradients, label="norm of all gradients", log=True)
+attention = partial(distribution, of=largest_shares, label="largest share of a query", ends=(0.0, 1.0))
 gradients = partial(by_layer, of=gradients_of_outputs, label="gradient norm of outputs", log=True)
 
 ONE: dict[str, Callable[..., None]] = {
@@ -435,12 +535,49 @@ ONE: dict[str, Callable[..., None]] = {
     ),
     "training-mode": partial(over_steps, of=repeated_passes, label="loss of one batch", across="pass of the same batch"),
     "left-range": loss,
+    "samples-mix": partial(
+        over_steps, of=with_other_samples, label="change of a logit", across="pass with other samples beside it"
+    ),
+    "random-in-evaluation": partial(over_steps, of=repeated_passes, label="loss of one batch", across="pass of the same batch"),
+    "carries-state": partial(
+        over_steps, of=after_other_batches, label="loss of one batch", across="pass, each after another batch"
+    ),
+    "ignores-inputs": partial(by_unit, of=effects_of_inputs, label="change of outputs", across="feature that is changed"),
+    "sees-the-future": partial(
+        by_unit, of=effects_of_later_ones, label="change of outputs", across="position; inputs from 5 on are changed"
+    ),
+    "targets-are-inputs": partial(shares, of=repeated_tokens, label="share of the outputs that are it"),
+    "mask-inverted": partial(
+        by_unit, of=partial(effects_of_inputs, padding=True), label="change of outputs", across="position that is changed"
+    ),
+    "order-has-no-effect": partial(
+        by_unit, of=effects_of_order, label="change of outputs", across="sample, its positions reversed"
+    ),
+    "attention-saturated": attention,
+    "attention-uniform": attention,
+    "frozen-from-start": partial(by_layer, of=partial(typical, "updates"), label="update / weight"),
+    "wrong-normalisation": partial(by_layer, of=root_mean_squares, label="root mean square of outputs", log=True),
+    "shrinking-signal": partial(by_layer, of=root_mean_squares, label="root mean square of outputs", log=True),
+    "bottleneck": partial(by_layer, of=widths, label="units"),
+    "large-initial-weights": partial(by_layer, of=gains, label="gain of the weights", limits={"more is a fault": INITIAL.gain}),
+    "large-initial-bias": partial(distribution, of=lambda run: run.outputs_of("0"), label="output of layer 0"),
+    "gradients-discarded": partial(over_steps, of=partial(fact, "discarded"), label="times cleared before it"),
+    "strong-weight-decay": partial(
+        over_steps, of=partial(of_weights, "weights", relative=True), label="norm of weights / first norm"
+    ),
+    "loss-climbs": loss,
+    "wrong-probabilities": partial(shares, of=mean_probability, label="of all labels"),
+    "rectified-outputs": partial(
+        distribution, of=lambda run: run.setup.net.eval()(run.setup.batch(1000)[0]).detach(), label="logit"
+    ),
 }
 """What is drawn on one pair of axes."""
 TWO: dict[str, Callable[..., None]] = {
     "constant-target": labels_by_batch,
     "sorted-target": labels_by_batch,
     "unreachable-target": output_and_target,
+    "shapes-broadcast": output_and_target,
+    "exclusive-labels": labels_and_probabilities,
 }
 """What is drawn side by side."""
 PICTURES = {*ONE, *TWO}

@@ -51,7 +51,7 @@ def health(first: int = 50, every: int = 64) -> Recorder:
     """A recorder of what `findings` examines: outputs, gradients and updates of each layer, inputs, steps, and what you push.
 
     It records the first steps, and then two of every so many, which takes little of a long training. Push the loss of each step,
-    and the target, and `findings` examines these, too:
+    and the target, and `findings` examines these, too::
 
         recorder = presets.health().modules(net)
         with recorder:

@@ -1,4 +1,4 @@
-"""Every kind of finding has a page that names its causes, shows its picture, and has code that tells the planted case from health."""
+"""Each kind of finding has a page that names its causes, shows a picture, and has code that tells the planted case from health."""
 
 from __future__ import annotations
 
