@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recorders.capture.operands import mapped
 
-__all__ = ["BATCH", "LABELS", "rows_of"]
+__all__ = ["BATCH", "FEATURES", "LABELS", "SAMPLES", "rows_of"]
 
 BATCH = (
     "count",  # elements
@@ -25,7 +25,8 @@ BATCH = (
     "within",  # the mean over features of the variance over samples; NaN of fewer than two samples
     "sigmoid",  # the mean of the sigmoid of each element, which is the mean probability if these are logits of two classes
 )
-"""The first columns of a row. All from `mean` on are of at most `SAMPLES` samples, and of some of their features."""
+"""The first columns of a row. All from `mean` on are of at most `SAMPLES` samples, and of some of their features; of samples with few
+features of as many as have `FEATURES` elements together."""
 LABELS = 64
 """How many columns follow: how often each label comes, modulo this number. They are zero for floating-point numbers."""
 SAMPLES, FEATURES = 64, 4096
@@ -42,7 +43,8 @@ def rows_of(batch: Any, *_: Any) -> Any:
 
 
 def _row(x: Tensor) -> Tensor:
-    few = x.detach()[:SAMPLES] if x.ndim else x.detach().reshape(1)
+    few = x.detach() if x.ndim else x.detach().reshape(1)
+    few = few[: max(SAMPLES, FEATURES * len(few) // max(few.numel(), 1))]
     few = few.flatten(1) if few.ndim > 1 else few[:, None]
     few = few[:, :: max(1, few.shape[1] // FEATURES)]
     exact = few.abs() if few.is_complex() else few

@@ -177,7 +177,10 @@ def dead(known: Evidence) -> Iterator[Finding]:
                 how = f"they were not active in the last {since} of {layer.idle_of[0]} observations, or longer"
                 causes = ("dead-units", "rate-too-high")
             what = f"{len(units)} of {gone.numel()} units{which} are dead: {how}"
-            yield fault("dead-units", layer.name, what, causes=causes, severity=_severity(len(units) / gone.numel()))
+            severity = _severity(len(units) / gone.numel())
+            if severity == "warning" and _learns(known):  # those that are left are enough
+                severity = "notice"
+            yield fault("dead-units", layer.name, what, causes=causes, severity=severity)
         before = gone
 
 
@@ -186,12 +189,22 @@ def silent_blocks(known: Evidence) -> Iterator[Finding]:
     zero = [
         layer
         for layer in known.layers
-        if layer.whole and (out := layer.output) is not None and out.count and out.low == out.high == 0 and layer.name != "(net)"
+        if layer.whole
+        and layer.first
+        and (out := layer.output) is not None
+        and out.count
+        and out.low == out.high == 0
+        and layer.name != "(net)"
     ]
     inner = [layer for layer in zero if not any(other.name.startswith(f"{layer.name}.") for other in zero)]
     if inner:
         more = f", and those of {len(inner) - 1} more blocks" if len(inner) > 1 else ""
         yield fault("dead-units", inner[0].name, f"all its outputs were 0{more}")
+
+
+def _learns(known: Evidence) -> bool:
+    """Whether the loss has come down, by a quarter at least."""
+    return known.loss is not None and known.loss.end() < LOSS.learns * known.loss.start()
 
 
 def _severity(share: float) -> Literal["error", "warning", "notice"]:
@@ -294,7 +307,7 @@ def _is_weight_left_out(known: Evidence, layer: Layer) -> bool:
 
 def _is_sure(known: Evidence, layer: Layer) -> bool:
     """Whether updates of a single layer are too large by enough, for long enough, and the loss has not come down all the same."""
-    if known.loss is not None and known.loss.end() < 0.5 * known.loss.start():
+    if _learns(known):
         return False
     steps = max(map(len, known.updates.get(layer.name, {}).values()), default=LOSS.least)
     return layer.ratio > LOSS.early and steps >= LOSS.least

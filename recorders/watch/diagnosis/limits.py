@@ -110,7 +110,9 @@ class LossLimits(NamedTuple):
         flat: the number of values from which on it should have fallen.
         long: the number of values from which on it is judged by how far it should have come.
         falls: by which share of the start it must fall.
+        unsure: up to which share of the start its noise may hide that it falls.
         rises: by which share it must rise to be called rising.
+        learns: below which share of the start it has come down.
         trivial: it must come below this share of the loss of a net that knows nothing of its inputs.
         near: up to which multiple of that loss it is where such a net comes to.
         initial: how many times the entropy of equal probabilities the first cross entropy may be.
@@ -126,7 +128,9 @@ class LossLimits(NamedTuple):
     flat: int = 50
     long: int = 100
     falls: float = 0.02
+    unsure: float = 0.05
     rises: float = 0.1
+    learns: float = 0.75
     trivial: float = 0.95
     near: float = 1.05
     initial: float = 3.0
@@ -208,7 +212,7 @@ COARSE = 2.0**-9
 FLAT = 1e-3
 """Inputs whose deviation is below this, or below this share of their mean, are constant. It is ours."""
 
-SORTED = 10.0
+SORTED = 15.0
 """How many times as much as at random the means of batches vary if the data is sorted. It is ours."""
 
 VARIES = 1e-6

@@ -9,7 +9,7 @@ from statistics import fmean, median, pvariance
 
 from torch import nn
 
-from recorders.watch.diagnosis.batches import LABELS, SAMPLES
+from recorders.watch.diagnosis.batches import FEATURES, LABELS, SAMPLES
 from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.layer_rules import gradients_by_depth, why_rising
@@ -216,18 +216,18 @@ def loss(known: Evidence) -> Iterator[Finding]:
         return  # of no fixed scale, as that of a policy gradient
     sure = 3 * noise / math.sqrt(max(3, 0.1 * len(course)))
     trivial = _trivial_loss(known)
-    flat = _why_flat(known)
+    flat, untrained = _why_flat(known), not start < 0.5 * _blind_loss(known)
     if _climbs(course) and known.early_ratio < LOSS.early:
         yield fault("loss-climbs", "loss", f"the loss rose from {start:.4g} to {end:.4g}, from the first steps on")
     elif end > start + max(sure, LOSS.rises * start):
         yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=why_rising(known))
-    elif end > start - max(sure, LOSS.falls * start) and len(course) >= LOSS.flat and not _begins_trained(start, trivial):
+    elif end > start - max(min(sure, LOSS.unsure * start), LOSS.falls * start) and len(course) >= LOSS.flat and untrained:
         what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
         yield _flat(what, flat)
     elif math.isfinite(trivial) and end > LOSS.trivial * trivial - sure and len(course) >= LOSS.long:
         what = f"after {len(course)} steps the loss is {end:.4g}; without any inputs it could be {trivial:.4g}"
         yield _flat(what, flat)
-    elif len(course) >= LOSS.long and not _warms_up(known) and _is_slow(known, course, trivial):
+    elif len(course) >= LOSS.long and untrained and not _warms_up(known) and _is_slow(known, course, trivial):
         what = f"the loss fell from {start:.4g} to {end:.4g}, and a typical step changes the weights by {shown_range(known.ratio)}"
         yield fault("loss-falls-slowly", "loss", what)
 
@@ -237,11 +237,6 @@ def _flat(what: str, causes: Sequence[str]) -> Finding:
     if causes[0] == "broadcast":  # not of the binary cross entropy, which refuses such shapes
         return fault("shapes-broadcast", "(net)", f"output and target have as many elements along different axes, and {what}")
     return fault("loss-does-not-fall", "loss", what, causes=causes)
-
-
-def _begins_trained(start: float, trivial: float) -> bool:
-    """Whether the loss begins far below that of a net that knows nothing of its inputs."""
-    return math.isfinite(trivial) and start < 0.5 * trivial
 
 
 def _climbs(course: Course) -> bool:
@@ -275,7 +270,7 @@ def jumps(known: Evidence) -> Iterator[Finding]:
     for at in range(20, len(found) - 15):
         before, after = median(found[at - 10 : at]), median(found[at : at + 15])
         fallen = median(found[:3]) - before
-        rises = after - before > max(8 * noise, 0.5 * fallen) and after > 4 * before
+        rises = after - before > max(8 * noise, 0.5 * fallen) and after > max(4 * before, 0.1 * found[0])
         if rises and found[at] - found[at - 1] > 0.5 * (after - before) and fallen > 8 * noise:
             what = f"the loss jumped from {before:.3g} to {after:.3g} within a step"
             yield fault("loss-jumps", "loss", what, at, causes=("weights-overwritten", "rate-too-high"))
@@ -296,19 +291,36 @@ def _trivial_loss(known: Evidence) -> float:
     target, output = _one(known.target), _one(known.outputs)
     if target is None or output is None or known.loss is None or not known.loss.finite:
         return math.nan
-    first = known.loss.finite[0]
+    first, blind = known.loss.finite[0], _blind_loss(known)
     if not target.floating:
         classes = _classes(known)
-        is_entropy = classes >= 2 and target.low >= 0 and target.high < classes and 0.5 < first / math.log(classes) < LOSS.initial
-        return target.entropy if is_entropy and classes <= LABELS else math.nan
-    ones = target.typical("mean")
-    if target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3:
-        return -ones * math.log(ones) - (1 - ones) * math.log(1 - ones) if 0.3 < first < 2 and 0 < ones < 1 else math.nan
-    within = target.typical("within")
+        is_entropy = classes >= 2 and target.high < classes and 0.5 < first / math.log(classes) < LOSS.initial
+        return blind if is_entropy and classes <= LABELS else math.nan
+    if _is_binary(target):
+        return blind if 0.3 < first < 2 else math.nan
     # The square error of the first outputs, if they do not go with the target yet.
     apart = target.each["mean"][0] - output.each["mean"][0]
     square = apart**2 + target.each["std"][0] ** 2 + output.each["std"][0] ** 2
-    return within if within > 0 and 0.8 < first / square < 1.25 else math.nan
+    return blind if 0.8 < first / square < 1.25 else math.nan
+
+
+def _blind_loss(known: Evidence) -> float:
+    """The least cross entropy, or mean square error, without any inputs, if the loss is one; NaN if the target is not known."""
+    target = _one(known.target)
+    if target is None:
+        return math.nan
+    if not target.floating:
+        return target.entropy if target.low >= 0 else math.nan
+    if _is_binary(target):
+        ones = target.typical("mean")
+        return -ones * math.log(ones) - (1 - ones) * math.log(1 - ones) if 0 < ones < 1 else math.nan
+    within = target.typical("within")
+    return within if within > 0 else math.nan
+
+
+def _is_binary(target: BatchCourse) -> bool:
+    ones = target.typical("mean")
+    return target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
 
 
 def _as_many(batches: BatchCourse, other: BatchCourse) -> bool:
@@ -354,8 +366,10 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
     if ratio < LOSS.slow / 4 or (ratio < LOSS.slow and (not there or _still_falls(known))):
         return ("rate-too-low", "not-in-optimizer")
     target, output = _one(known.target), _one(known.outputs)
-    binary = target is not None and target.low == 0 and target.high == 1
-    if target is not None and output is not None and target.floating and not binary and _may_broadcast(target, output):
+    below = known.loss is not None and known.loss.end() < LOSS.trivial * _trivial_loss(known)  # where such a loss cannot come
+    if target is not None and output is not None and target.floating and not below and not _is_binary(target):
+        if not _may_broadcast(target, output):
+            return ("labels-do-not-fit", "noise", "rate-too-high")
         return ("broadcast", "labels-do-not-fit")
     return ("labels-do-not-fit", "noise", "rate-too-high")
 
@@ -402,7 +416,9 @@ def inputs(known: Evidence) -> Iterator[Finding]:
         norms = [norm for norm in batches.each["norm"] if math.isfinite(norm)]
         if len(norms) >= LEAST and len({*norms}) == 1 and batches.low < batches.high:
             what = f"all {len(norms)} batches that were recorded are the same"
-            whole = max(batches.each["samples"]) > SAMPLES  # a small table may be one batch
+            whole = (
+                max(batches.each["samples"]) > SAMPLES or not known.target
+            )  # a table may be one batch, points of an equation are
             yield fault("repeated-batches", where, what, severity="notice" if whole else "warning")
         one = max(batches.each["samples"]) == 1 if batches.floating else _one_label(known)
         if one and len(batches) >= LEAST:
@@ -463,7 +479,7 @@ def _sorted(batches: BatchCourse, where: str) -> Iterator[Finding]:
     """BatchCourse whose means differ more than those of batches drawn at random, if there is one value for each sample."""
     if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]):
         return
-    means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(SAMPLES, batches.typical("count"))
+    means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(FEATURES, batches.typical("count"))
     expected = batches.typical("std") ** 2 / count
     if count > 1 and expected > 0 and pvariance(means) > SORTED * expected:
         times = pvariance(means) / expected
@@ -523,7 +539,7 @@ def wrong_probabilities(known: Evidence) -> Iterator[Finding]:
     if not output.floating or labels.low != 0 or labels.high != 1 or output.typical("count") != labels.typical("count"):
         return
     ones = labels.typical("mean")
-    binary = abs(labels.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
+    binary = _is_binary(labels)
     if _classes(known) > 1 and abs(ones * _classes(known) - 1) < 0.05:
         return  # one of several classes, which a softmax makes probabilities of
     says = [_median(_finite(batches[-LATE:])) for batches in (output.each["sigmoid"], labels.each["mean"])]
@@ -541,7 +557,7 @@ def broadcast(known: Evidence) -> Iterator[Finding]:
     if output is None or labels is None or course is None or not (output.floating and labels.floating):
         return
     count = output.typical("count")
-    if not _may_broadcast(labels, output) or not 1 < count <= SAMPLES or len(course) < LEAST:
+    if not _may_broadcast(labels, output) or not 1 < count <= FEATURES or len(course) < LEAST:
         return
     pairs = [
         (mean - other) ** 2 + std**2 + spread**2
@@ -627,8 +643,9 @@ def initial_loss(known: Evidence) -> Iterator[Finding]:
     if classes < 2 or not 0 <= labels.high < classes:
         return
     first, expected = known.loss.finite[0], math.log(classes)
-    summed = 0.8 < first / max(labels.typical("count"), 1) / expected < 1.25 and labels.typical("count") > 1
-    if first > LOSS.initial * expected + 1 and not summed:
+    output = _one(known.outputs)
+    most = math.inf if output is None else expected + output.each["max"][0] - output.each["min"][0]  # more is a sum over samples
+    if LOSS.initial * expected + 1 < first <= 1.05 * most:
         yield fault(
             "high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}"
         )
