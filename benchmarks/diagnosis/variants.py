@@ -858,7 +858,7 @@ class Run:
     Attributes:
         program, variant: what was trained.
         score: of the net at the end.
-        healthy: whether it learned as the program does as it is; None if that is not known.
+        healthy: whether it learned as much as the program does as it is; None if that is not known.
         seconds: the training took, watched.
         told: by number of steps what was found: kind, place, severity and text of each finding.
         error: what ended it early, "" if nothing did.
@@ -948,9 +948,9 @@ def runs(several: Sequence[tuple[str, str]], processes: int = 2) -> list[Run]:
                 print(f"{number} of {len(several)}: {done.program}, {done.variant}: {done.error or done.found[0]}", flush=True)
     programs, usual = chosen(), {done.program: done.score for done in found if done.variant == "as-it-is"}
     for done in found:
-        done.healthy = not done.error and not matters(usual[done.program], done.score, programs[done.program])
-        if done.variant == "as-it-is":
-            done.healthy = done.score >= programs[done.program].learns
+        program = programs[done.program]
+        learned = max(usual[done.program], program.learns)  # a program that did not learn is no measure
+        done.healthy = not done.error and not matters(learned, done.score, program)
     return found
 
 
