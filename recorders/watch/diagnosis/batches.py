@@ -25,8 +25,10 @@ BATCH = (
     "within",  # the mean over features of the variance over samples; NaN of fewer than two samples
     "sigmoid",  # the mean of the sigmoid of each element, which is the mean probability if these are logits of two classes
 )
-"""The first columns of a row. All from `mean` on are of at most `SAMPLES` samples, and of some of their features; of samples with few
-features of as many as have `FEATURES` elements together."""
+"""The first columns of a row. All from `mean` on are of at most `SAMPLES` samples, and of some of their features.
+
+If samples have few features, they are of as many samples as have `FEATURES` elements together.
+"""
 LABELS = 64
 """How many columns follow: how often each label comes, modulo this number. They are zero for floating-point numbers."""
 SAMPLES, FEATURES = 64, 4096
