@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from recorders._torch.needs import NEEDS
 from recorders.errors import RecordingWarning
-from reducers._torch import MissingInTorchError, cpu_library, missing, or_else, reach
+from reducers._torch import MissingInTorchError, cpu_library, dynamo_is_imported, missing, or_else, reach
 from reducers.errors import warn_user
 from reducers.kernels.precision import has_memory
 
@@ -37,6 +37,7 @@ __all__ = [
     "call_of_module",
     "copy_all",
     "each_operator",
+    "eagerly",
     "graph_task",
     "graph_task_address",
     "group_timeout",
@@ -339,8 +340,20 @@ def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
         put_back()
 
 
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """A context in which nothing is compiled, and compiled modules run eagerly."""
+    if not dynamo_is_imported():  # its import takes seconds, and nothing is compiled without it
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def each_operator(seen: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]) -> AbstractContextManager[Any]:
-    """A context in which `seen` is called after each operator, with its name, such as "bmm.default", arguments and output.
+    """A context in which `seen` is called after each operator, with its name, arguments and output.
+
+    A name is such as "bmm.default", without underscores in front.
 
     Raises:
         MissingInTorchError: this torch cannot do that.
@@ -354,7 +367,7 @@ def each_operator(seen: Callable[[str, tuple[Any, ...], dict[str, Any], Any], No
 
     def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        seen(str(func).partition(".")[2], args, kwargs or {}, output)
+        seen(str(func).partition(".")[2].lstrip("_"), args, kwargs or {}, output)
         return output
 
     found: AbstractContextManager[Any] = type("EachOperator", (mode,), {"__torch_dispatch__": dispatch})()

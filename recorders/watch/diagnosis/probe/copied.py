@@ -6,22 +6,22 @@ import copy
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recorders._torch import NoAutocast, NoInference, each_operator, is_distributed, outside_modes
+from recorders._torch import NoAutocast, NoInference, each_operator, eagerly, is_distributed, outside_modes
 from recorders.capture.operands import is_spread, leaves, mapped
 from recorders.recorder.selection import Criteria, select_modules, unwrapped
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.seen import Seen
 
-__all__ = ["Call", "CopiedNet", "ProbeError", "RandomState", "undisturbed"]
+__all__ = ["ModuleCall", "CopiedNet", "ProbeError", "RandomState", "undisturbed"]
 
 
 class ProbeError(Exception):
@@ -29,7 +29,7 @@ class ProbeError(Exception):
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One call of a module, with copies of the tensors that came in and went out."""
 
     name: str
@@ -61,7 +61,7 @@ class CopiedNet:
         self._live: nn.Module | None = None
         self._inside: list[tuple[str, list[Tensor]]] = []
         self._seen: Seen | None = None
-        self._calls: list[Call] | None = None
+        self._calls: list[ModuleCall] | None = None
         self._change: dict[str, Callable[[Any], Any]] = {}
         self.draws = RandomState(_devices(inner), inner_generators(self._pristine))
         self.runs = 0
@@ -74,7 +74,7 @@ class CopiedNet:
         draws_again: bool = True,
         training: bool = False,
         seen: Seen | None = None,
-        calls: list[Call] | None = None,
+        calls: list[ModuleCall] | None = None,
         change: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> dict[str, Tensor]:
         """Run it without gradients; return copies of the floating-point tensors that it returns, by path.
@@ -173,7 +173,7 @@ class CopiedNet:
             if change is not None:
                 output = change(output)
             if self._calls is not None:
-                self._calls.append(Call(name, inputs, [tensor.clone() for _, tensor in leaves(output)]))
+                self._calls.append(ModuleCall(name, inputs, [tensor.clone() for _, tensor in leaves(output)]))
             return output if change is not None else None
 
         return hook
@@ -223,7 +223,7 @@ def inner_generators(net: nn.Module) -> list[torch.Generator]:
 
 
 def undisturbed(net: nn.Module, call: Callable[[], Any]) -> Any:
-    """Call `call()` outside the user's modes, without gradients, autocast and compilation; random numbers stay as they were."""
+    """ModuleCall `call()` outside the user's modes, without gradients, autocast and compilation; random numbers stay as they were."""
     return outside_modes(_run_undisturbed, net, call)
 
 
@@ -231,22 +231,13 @@ def _run_undisturbed(net: nn.Module, call: Callable[[], Any]) -> Any:
     state = RandomState(_devices(net), [])
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
-        with NoInference(False), NoAutocast(), torch.no_grad(), _eagerly(), warnings.catch_warnings():
+        with NoInference(False), NoAutocast(), torch.no_grad(), eagerly(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.backends.mha.set_fastpath_enabled(False)  # its one operator shows nothing of the attention
             return call()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         state.restore([])
-
-
-@contextmanager
-def _eagerly() -> Iterator[None]:
-    if "torch._dynamo" not in sys.modules:  # its import takes seconds, and nothing is compiled without it
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def _devices(net: nn.Module) -> list[torch.device]:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from recorders.watch.diagnosis.limits import PROBE
-from recorders.watch.diagnosis.probe.copied import Call, CopiedNet
+from recorders.watch.diagnosis.probe.copied import ModuleCall, CopiedNet
 from recorders.watch.diagnosis.probe.example import Example, donors
 from recorders.watch.diagnosis.probe.seen import Seen
 
 __all__ = [
     "Probe",
     "Skip",
-    "View",
+    "SampleView",
     "Wrong",
     "attempts",
     "differ",
@@ -36,7 +36,7 @@ class Skip(Exception):
     """A relation cannot be examined in this net; the message says why, and is "" if it has no meaning here."""
 
 
-class View(NamedTuple):
+class SampleView(NamedTuple):
     """Where the samples are in an output: along an axis, of which each sample has `each` in a row, or every `each`-th."""
 
     axis: int
@@ -86,7 +86,7 @@ class Probe:
     target: Any
     base: dict[str, Tensor]
     seen: Seen
-    views: dict[str, View] = field(default_factory=dict)
+    views: dict[str, SampleView] = field(default_factory=dict)
     stateful: bool = False
 
     @property
@@ -108,9 +108,9 @@ class Probe:
                 found = torch.maximum(found, apart.cpu() / scale)
         return found
 
-    def calls(self, example: Example, **options: Any) -> list[Call]:
+    def calls(self, example: Example, **options: Any) -> list[ModuleCall]:
         """The calls of modules in a run of an example."""
-        calls: list[Call] = []
+        calls: list[ModuleCall] = []
         self.net.run(example, calls=calls, **options)
         return calls
 
@@ -119,7 +119,7 @@ class Probe:
         return first_wrong(self.calls(self.few, fresh=True), self.calls(changed, fresh=True), wrong)
 
 
-def first_wrong(before: Sequence[Call], after: Sequence[Call], wrong: Wrong) -> str:
+def first_wrong(before: Sequence[ModuleCall], after: Sequence[ModuleCall], wrong: Wrong) -> str:
     """The first module whose outputs are wrong in the second of two runs while its inputs are not; "" if there is none."""
 
     def any_wrong(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -178,16 +178,16 @@ def mixes(count: int) -> Wrong:
     """Whether a tensor of any module differs beyond the first sample, by its sizes: along whichever axis samples may be."""
 
     def wrong(before: Tensor, after: Tensor) -> bool | None:
-        views = [View(axis) for axis in range(min(before.ndim, 2)) if before.shape[axis] == count]
+        views = [SampleView(axis) for axis in range(min(before.ndim, 2)) if before.shape[axis] == count]
         if before.ndim and before.shape[0] > count and before.shape[0] % count == 0:
             each = before.shape[0] // count
-            views += [View(0, each), View(0, each, in_turn=True)]
+            views += [SampleView(0, each), SampleView(0, each, in_turn=True)]
         return not any(is_confined(view(before), view(after)) for view in views) if views else None
 
     return wrong
 
 
-def sample_views(few: dict[str, Tensor], fewer: dict[str, Tensor], count: int) -> dict[str, View]:
+def sample_views(few: dict[str, Tensor], fewer: dict[str, Tensor], count: int) -> dict[str, SampleView]:
     """Where the samples are in outputs, from those of `count` samples and of one less."""
     found = {}
     for path, one in few.items():
@@ -196,7 +196,7 @@ def sample_views(few: dict[str, Tensor], fewer: dict[str, Tensor], count: int) -
             continue
         sizes = [(axis, a, b) for axis, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b]
         if len(sizes) == 1 and sizes[0][1] * (count - 1) == sizes[0][2] * count:
-            found[path] = View(sizes[0][0], sizes[0][1] // count)
+            found[path] = SampleView(sizes[0][0], sizes[0][1] // count)
     return found
 
 

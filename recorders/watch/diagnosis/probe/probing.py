@@ -39,6 +39,7 @@ def probed(net: nn.Module, example: Any, target: Any = None) -> Probed:
             that does not fit the parameters of `forward` is its only argument.
         target: the target of the example.
 
+    >>> import torch
     >>> class Mixes(nn.Module):
     ...     def forward(self, x):
     ...         return x.softmax(0)

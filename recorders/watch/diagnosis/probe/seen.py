@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["Attention", "Seen"]
 
-DROPS = frozenset({"native_dropout.default", "_fused_dropout.default", "bernoulli_.float", "bernoulli.p"})
+DROPS = frozenset({"native_dropout.default", "fused_dropout.default", "bernoulli_.float", "bernoulli.p"})
 """The operators by which dropout draws."""
 DRAWS = frozenset(
     (
@@ -23,10 +23,10 @@ DRAWS = frozenset(
 """Other operators that draw random numbers."""
 PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 FUSED = {
-    "_scaled_dot_product_flash_attention_for_cpu": ("dropout_p", "is_causal"),
-    "_scaled_dot_product_flash_attention": ("dropout_p", "is_causal"),
-    "_scaled_dot_product_efficient_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
-    "_scaled_dot_product_cudnn_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
+    "scaled_dot_product_flash_attention_for_cpu": ("dropout_p", "is_causal"),
+    "scaled_dot_product_flash_attention": ("dropout_p", "is_causal"),
+    "scaled_dot_product_efficient_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
+    "scaled_dot_product_cudnn_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
 }
 """By operator, its arguments after query, key and value."""
 ROWS = 2048
@@ -105,7 +105,7 @@ class Seen:
             self.dropouts.append(where)
         elif name in DRAWS:
             self.draws = True
-        elif name in ("_softmax", "_safe_softmax"):
+        elif name in ("softmax", "safe_softmax"):
             self._softmax(args[0], args[1], output, where)
         elif name in FUSED:
             self._fused(args, {**dict(zip(FUSED[name], args[3:], strict=False)), **kwargs}, where)
