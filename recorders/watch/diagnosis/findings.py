@@ -54,7 +54,7 @@ def findings(
 
         example: what the net is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments, as for
             `Recorder.plan`; one that does not fit the parameters of `forward` is its only argument. Then a copy of the net runs
-            10 to 60 times on at most 4 samples, see `probed`: whether samples mix, inputs have no effect, the future is seen, a
+            6 to 70 times on at most 4 samples, see `probed`: whether samples mix, inputs have no effect, the future is seen, a
             dropout acts in evaluation, a state is carried over, or attention reads one key alone. Only of a recorder.
         target: the target of `example`, which tells whether the net predicts what comes next.
 

@@ -21,7 +21,7 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.seen import Seen
 
-__all__ = ["ModuleCall", "CopiedNet", "ProbeError", "RandomState", "undisturbed"]
+__all__ = ["CopiedNet", "ModuleCall", "ProbeError", "RandomState", "undisturbed"]
 
 
 class ProbeError(Exception):
@@ -223,7 +223,7 @@ def inner_generators(net: nn.Module) -> list[torch.Generator]:
 
 
 def undisturbed(net: nn.Module, call: Callable[[], Any]) -> Any:
-    """ModuleCall `call()` outside the user's modes, without gradients, autocast and compilation; random numbers stay as they were."""
+    """Call `call()` outside the user's modes, without gradients, autocast and compilation; random numbers stay as they were."""
     return outside_modes(_run_undisturbed, net, call)
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from recorders.watch.diagnosis.limits import PROBE
-from recorders.watch.diagnosis.probe.copied import ModuleCall, CopiedNet
+from recorders.watch.diagnosis.probe.copied import CopiedNet, ModuleCall
 from recorders.watch.diagnosis.probe.example import Example, donors
 from recorders.watch.diagnosis.probe.seen import Seen
 
 __all__ = [
     "Probe",
-    "Skip",
     "SampleView",
+    "Skip",
     "Wrong",
     "attempts",
     "differ",

@@ -30,7 +30,7 @@ class Probed(NamedTuple):
 def probed(net: nn.Module, example: Any, target: Any = None) -> Probed:
     """Examines how the outputs of a net depend on its inputs, by runs of a copy; nothing of the net is changed.
 
-    The copy runs in evaluation mode and without gradients, 10 to 60 times, on at most 4 samples; at last it runs twice in training
+    The copy runs in evaluation mode and without gradients, 6 to 70 times, on at most 4 samples; at last it runs twice in training
     mode. For this time there are two sets of buffers and one of parameters more.
 
     Args:
