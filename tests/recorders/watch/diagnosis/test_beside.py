@@ -1,0 +1,36 @@
+"""Trainings that are odd but healthy, as they are found in practice, have no findings."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.diagnosis.more import MORE
+from benchmarks.diagnosis.training import run
+from benchmarks.diagnosis.watch import Health
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+ODD = (
+    "distillation",  # a teacher in evaluation mode
+    "divides-by-255",  # inputs that the net scales itself
+    "full-batch",  # the same batch in every step
+    "graph",  # that, and labels that do not count
+    "lbfgs",  # gradients are cleared several times in a step
+    "mean-teacher",  # weights that follow, and are written to
+    "norm-first",
+    "prices",  # outputs that the net scales itself
+    "probabilities-out",
+    "skip-gram",  # the same target for all samples
+    "spectral",  # weights that are computed
+    "two-optimizers",
+    "wasserstein",  # weights are clipped between steps
+)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_training_that_learns_has_no_findings(name: str) -> None:
+    program = MORE[name]
+    watch = Health()
+    score = run(program.make(0), watch)  # another seed than that of `benchmarks.diagnosis.variants`
+    assert score >= program.learns
+    assert list(watch.end()) == []
