@@ -19,7 +19,7 @@ from recorders.watch.diagnosis.steps import FACTS, StepMonitor
 from recorders.watch.overview import Layer, layer_names, overview, pushed
 from recorders.watch.spread import Spread
 
-__all__ = ["BatchCourse", "Course", "Evidence", "evidence"]
+__all__ = ["BatchCourse", "Course", "Evidence", "evidence", "finite", "middle"]
 
 TARGETS = ("target", "targets", "label", "labels", "y")
 """The names under which targets are pushed."""
@@ -42,15 +42,15 @@ class Course:
     @property
     def finite(self) -> list[float]:
         """Those that are finite."""
-        return _finite(self.values)
+        return finite(self.values)
 
     def start(self, least: int = 3, share: float = 0.05) -> float:
         """The median of the first values: a share of all, and at least a few; NaN if there is none."""
-        return _median(self.finite[: max(least, int(share * len(self)))])
+        return middle(self.finite[: max(least, int(share * len(self)))])
 
     def end(self, least: int = 3, share: float = 0.1) -> float:
         """The median of the last values; NaN if there is none."""
-        return _median(self.finite[-max(least, int(share * len(self))) :])
+        return middle(self.finite[-max(least, int(share * len(self))) :])
 
     def noise(self) -> float:
         """The standard deviation of the values about their trend; NaN of fewer than three.
@@ -59,10 +59,11 @@ class Course:
         """
         found = self.finite
         off = [abs(before - 2 * value + after) for before, value, after in zip(found, found[1:], found[2:], strict=False)]
-        return 1.4826 * _median(off) / math.sqrt(6)
+        return 1.4826 * middle(off) / math.sqrt(6)
 
 
-def _median(values: Sequence[float]) -> float:
+def middle(values: Sequence[float]) -> float:
+    """The median; NaN if there is no value."""
     return median(values) if values else math.nan
 
 
@@ -89,16 +90,16 @@ class BatchCourse:
     @property
     def low(self) -> float:
         """The least value that was seen; NaN if none was."""
-        return min(_finite(self.each["min"]), default=math.nan)
+        return min(finite(self.each["min"]), default=math.nan)
 
     @property
     def high(self) -> float:
         """The largest value that was seen; NaN if none was."""
-        return max(_finite(self.each["max"]), default=math.nan)
+        return max(finite(self.each["max"]), default=math.nan)
 
     def typical(self, name: str) -> float:
         """The median over batches; NaN if there is none."""
-        return _median(_finite(self.each[name]))
+        return middle(finite(self.each[name]))
 
     @property
     def entropy(self) -> float:
@@ -107,7 +108,8 @@ class BatchCourse:
         return -sum(count / total * math.log(count / total) for count in self.labels if count) if total else math.nan
 
 
-def _finite(values: Sequence[float]) -> list[float]:
+def finite(values: Sequence[float]) -> list[float]:
+    """The values that are finite."""
     return [value for value in values if math.isfinite(value)]
 
 
@@ -151,7 +153,7 @@ class Evidence:
     @property
     def ratio(self) -> float:
         """The typical size of an update relative to the weights, over all layers; NaN if not known."""
-        return _median(_finite([course.start(share=1.0) for course in self._weight_updates()]))
+        return middle(finite([course.start(share=1.0) for course in self._weight_updates()]))
 
     @property
     def early_ratio(self) -> float:
@@ -159,8 +161,8 @@ class Evidence:
 
         A small head may have larger ones in health, also if it is one of two layers.
         """
-        begun = [course.values[:4] for course in self._weight_updates() if _finite(course.values[:1])]  # others begin at zero
-        return median_low([max(_finite(values)) for values in begun]) if begun else math.nan
+        begun = [course.values[:4] for course in self._weight_updates() if finite(course.values[:1])]  # others begin at zero
+        return median_low([max(finite(values)) for values in begun]) if begun else math.nan
 
     def _weight_updates(self) -> list[Course]:
         return [course for layer in self.updates.values() for path, course in layer.items() if "bias" not in path]

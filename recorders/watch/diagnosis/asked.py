@@ -1,0 +1,119 @@
+"""What several rules ask of the evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from recorders.watch.diagnosis.batches import LABELS
+from recorders.watch.diagnosis.evidence import BatchCourse, Evidence
+from recorders.watch.diagnosis.limits import LOSS
+from recorders.watch.overview import Layer
+
+__all__ = [
+    "LATE",
+    "LEAST",
+    "as_many",
+    "blind_loss",
+    "classes_of",
+    "is_adversarial",
+    "is_binary",
+    "last_layer",
+    "may_broadcast",
+    "only",
+    "output_row",
+    "share_of",
+    "trivial_loss",
+]
+
+LEAST = 10
+"""The number of steps, or batches, from which on a share of them tells something."""
+LATE = 10
+"""The number of the last batches that tell how a training ended."""
+
+
+def share_of(values: Sequence[float]) -> float:
+    """The mean, as a share of what is 0 or 1; NaN if there is none."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def only(batches: Mapping[str, BatchCourse]) -> BatchCourse | None:
+    """The only one; what is one number beside others, as the loss that a net returns, does not count."""
+    several = [one for one in batches.values() if len(batches) == 1 or max(one.each["count"], default=0) > 1]
+    return several[0] if len(several) == 1 else None
+
+
+def as_many(batches: BatchCourse, other: BatchCourse) -> bool:
+    """Whether both have as many elements."""
+    return batches.typical("count") == other.typical("count")
+
+
+def is_binary(target: BatchCourse) -> bool:
+    """Whether all values are 0 or 1."""
+    ones = target.typical("mean")
+    return target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
+
+
+def may_broadcast(target: BatchCourse, output: BatchCourse) -> bool:
+    """Whether both have as many elements, along another number of axes."""
+    return as_many(target, output) and target.typical("axes") != output.typical("axes")
+
+
+def is_adversarial(known: Evidence) -> bool:
+    """Whether several optimizers take turns, as those of a GAN: then no loss need fall."""
+    return 2 <= len({*known.fact("optimizer")}) <= 4
+
+
+def output_row(known: Evidence) -> Layer | None:
+    """The row of what the net returns: its own, or that of the last layer."""
+    rows = [layer for layer in known.layers if layer.output is not None]
+    own = [layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")]
+    return next((layer for layer in own if layer.units is not None), next(iter(own or rows[-1:]), None))
+
+
+def classes_of(known: Evidence) -> int:
+    """The number of units that the net returns; 0 if not known."""
+    row = output_row(known)
+    return 0 if row is None or row.units is None else row.units["mean"].numel()
+
+
+def last_layer(known: Evidence) -> str:
+    """The last layer, which most likely makes what the net returns."""
+    inside = [layer.name for layer in known.layers if layer.output is not None and not layer.whole]
+    return inside[-1].partition(":")[0] if inside else "(net)"
+
+
+def blind_loss(known: Evidence) -> float:
+    """The least cross entropy, or mean square error, without any inputs, if the loss is one; NaN if the target is not known."""
+    target = only(known.target)
+    if target is None:
+        return math.nan
+    if not target.floating:
+        return target.entropy if target.low >= 0 else math.nan
+    if is_binary(target):
+        ones = target.typical("mean")
+        return -ones * math.log(ones) - (1 - ones) * math.log(1 - ones) if 0 < ones < 1 else math.nan
+    within = target.typical("within")
+    return within if within > 0 else math.nan
+
+
+def trivial_loss(known: Evidence) -> float:
+    """The loss of a net that knows the target's frequencies or mean and nothing of the inputs; NaN if that is not known.
+
+    It is known of a cross entropy, which begins near the entropy of equal probabilities, and of a mean square error, which begins
+    near the mean square distance of target and outputs.
+    """
+    target, output = only(known.target), only(known.outputs)
+    if target is None or output is None or known.loss is None or not known.loss.finite:
+        return math.nan
+    first, blind = known.loss.finite[0], blind_loss(known)
+    if not target.floating:
+        classes = classes_of(known)
+        is_entropy = classes >= 2 and target.high < classes and 0.5 < first / math.log(classes) < LOSS.initial
+        return blind if is_entropy and classes <= LABELS else math.nan
+    if is_binary(target):
+        return blind if 0.3 < first < 2 else math.nan
+    # The square error of the first outputs, if they do not go with the target yet.
+    apart = target.each["mean"][0] - output.each["mean"][0]
+    square = apart**2 + target.each["std"][0] ** 2 + output.each["std"][0] ** 2
+    return blind if 0.8 < first / square < 1.25 else math.nan
