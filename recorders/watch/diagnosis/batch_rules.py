@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median, pvariance
 
 from recorders.watch.diagnosis.asked import LATE, LEAST, as_many, classes_of, is_binary, last_layer, may_broadcast, only, share_of
-from recorders.watch.diagnosis.batches import FEATURES, SAMPLES
+from recorders.watch.diagnosis.batches import FEATURES
 from recorders.watch.diagnosis.evidence import BatchCourse, Evidence, finite, middle
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import FLAT, LARGE_INPUT, LARGE_OUTPUT, LARGE_TARGET, LOSS, RESHAPING, SORTED, VARIES
@@ -39,9 +39,7 @@ def inputs(known: Evidence) -> Iterator[Finding]:
         norms = [norm for norm in batches.each["norm"] if math.isfinite(norm)]
         if len(norms) >= LEAST and len({*norms}) == 1 and batches.low < batches.high:
             what = f"all {len(norms)} batches that were recorded are the same"
-            whole = (
-                max(batches.each["samples"]) > SAMPLES or not known.target
-            )  # a table may be one batch, points of an equation are
+            whole = max(batches.each["samples"]) > WHOLE or not known.target  # a table may be one batch, points of an equation are
             yield fault("repeated-batches", where, what, severity="notice" if whole else "warning")
         one = max(batches.each["samples"]) == 1 if batches.floating else _one_label(known)
         if one and len(batches) >= LEAST:

@@ -449,6 +449,8 @@ def shrinking(known: Evidence) -> Iterator[Finding]:
         if layer.whole or layer.output is None or not layer.output.count:
             continue
         size = layer.output.rms
+        if layer.output.nonfinite or size > 1 / SIGNAL.shrunk:
+            return  # what comes later is of weights that are lost
         if 0 < size < SIGNAL.shrunk * before:
             what = f"the root mean square of its outputs is {size:.1e}, and {before:.1e} before it"
             causes = ("normalisation", "initialisation") if layer.kind in NORMS else ()

@@ -38,6 +38,7 @@ __all__ = [
     "VARIES",
     "WEAK",
     "WEIGHTED",
+    "WHOLE",
     "WIDE",
     "WITHOUT_WEIGHTS",
     "is_idle",
@@ -208,6 +209,9 @@ LARGE_OUTPUT = 10.0
 
 COARSE = 2.0**-9
 """Updates relative to the weights below which weights in bfloat16 lose most of them: half the distance of neighbours, 2**-8."""
+
+WHOLE = 128
+"""From so many samples on a batch may be all the data there is, so that it comes again in each step. It is ours."""
 
 FLAT = 1e-3
 """Inputs whose deviation is below this, or below this share of their mean, are constant. It is ours."""

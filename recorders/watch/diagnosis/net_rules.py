@@ -49,7 +49,7 @@ def idle_activations(known: Evidence) -> Iterator[Finding]:
         idle += named
     if idle:
         more = f", and {len(idle) - 1} more" if len(idle) > 1 else ""
-        yield fault("linear-net", idle[0], f"this activation function does nothing{more}")
+        yield fault("linear-net", idle[0], f"this activation function does nothing{more}", severity="error")
 
 
 def wrong_normalisation(known: Evidence) -> Iterator[Finding]:
