@@ -10,7 +10,7 @@ from recorders.watch.diagnosis.asked import LATE, LEAST, as_many, classes_of, is
 from recorders.watch.diagnosis.batches import FEATURES
 from recorders.watch.diagnosis.evidence import BatchCourse, Evidence, finite, middle
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import FLAT, LARGE_INPUT, LARGE_OUTPUT, LARGE_TARGET, LOSS, RESHAPING, SORTED, VARIES
+from recorders.watch.diagnosis.limits import FLAT, LARGE_INPUT, LARGE_OUTPUT, LARGE_TARGET, LOSS, RESHAPING, SORTED, VARIES, WHOLE
 
 
 def inputs(known: Evidence) -> Iterator[Finding]:
