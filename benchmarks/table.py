@@ -287,6 +287,24 @@ def overheads() -> str:
     return "\n".join(_table(("a bare step takes about", "recorded", "truth; told", "truth; told, with a budget of 3 %"), rows))
 
 
+def health() -> str:
+    """What `presets.health()` costs a training."""
+    rows = [
+        (
+            f"{row['net']}, {row['execution']}",
+            f"{row['ms']['bare']['median']:.1f} ms",
+            f"{row['recorded / bare']:.2f}x",
+            f"{row['idle / bare']:.2f}x",
+            f"{row['training, computed']:+.1%}",
+            str(row["graph breaks"]),
+        )
+        for row in _result("health").get("rows", [])
+    ]
+    head = ("net", "a bare step", "a step that records", "a step between", "a training of 1,000 steps", "graph breaks")
+    note = f"By one thread, in time of the processor, on {_machine('health')}" if rows else "Not measured yet."
+    return "\n".join([*_table(head, rows), "", note])
+
+
 def versions() -> str:
     """Which tests pass on which versions of torch."""
     result, counts = _result("torch_versions"), ("passed", "failed", "skipped")
@@ -497,6 +515,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "speed.md": {
         "figures": figures,
         "states": states,
+        "health": health,
         "overheads": overheads,
         "parts": parts,
         "kernels": kernels,
