@@ -1013,7 +1013,8 @@ def main(*options: str) -> None:
     print("\n".join(lines(found)), flush=True)
     if not names and not ways:
         name = "diagnosis_variants_all" if "--all" in options else "diagnosis_variants"
-        write(name, summary=summary(found), runs=[asdict(done) for done in found])
+        finite = [{**asdict(done), "score": done.score if math.isfinite(done.score) else None} for done in found]  # JSON has no NaN
+        write(name, summary=summary(found), runs=finite)
 
 
 if __name__ == "__main__":
