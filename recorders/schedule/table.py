@@ -173,8 +173,9 @@ class Found:
         now, copies = self.of_due([parameters[position] for position in self.block.positions]), self._copies()
         if not alike(copies, now):
             return None
-        self.xs = copies
-        if self.due is not None:
+        if self.due is None:
+            self.xs = copies
+        else:
             self.set(copies)
         return copies, now
 

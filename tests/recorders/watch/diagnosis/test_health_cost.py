@@ -15,6 +15,8 @@ from torch._dynamo.utils import counters
 from recorders import ForwardMonitor, presets
 from recorders.ring.ring import PartialStates
 from recorders.ring.rows import LeafRow
+from recorders.schedule import notices
+from recorders.schedule.steps import _steps
 from recorders.watch.diagnosis.steps import Early
 from reducers import Activity, Collect, FirstNonfinite, Idle, Norm, PerObservation, Product, Summary
 
@@ -52,6 +54,14 @@ class Training:
         return [self.step() for _ in range(steps)]
 
 
+@pytest.fixture
+def alone() -> None:
+    """Takes off what other tests of the process left on: it is asked at each step of any optimizer."""
+    for monitor in [monitor for monitors in [*_steps.monitors.values()] for monitor in monitors]:
+        monitor.deregister()
+    notices.notices.clear()
+
+
 def calls(layers: int, step: int) -> float:
     """The median of the calls of functions of the library in steps that begin after this one: some join what waits."""
     training = Training(layers)
@@ -59,15 +69,19 @@ def calls(layers: int, step: int) -> float:
     assert training.recorder is not None
     training.recorder.clock.step = step
     training.run(8)
-    return median(our_calls_of(training.step) for _ in range(20))
+    found = median(our_calls_of(training.step) for _ in range(20))
+    training.recorder.deregister()
+    return found
 
 
+@pytest.mark.usefixtures("alone")
 def test_steps_between_those_that_record_cost_the_same_for_any_net() -> None:
     small, large = calls(2, 80), calls(12, 80)
     assert large <= small + 5
     assert large <= 40
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_step_that_records_costs_little_for_each_layer() -> None:
     few, many = calls(2, 8), calls(12, 8)
     assert (many - few) / 20 <= 90  # a layer is two modules
