@@ -82,9 +82,9 @@ def target(known: Evidence) -> Iterator[Finding]:
 
 
 def _has_equal_samples(batches: BatchCourse) -> bool:
-    """Whether the samples of each batch have the same classes or tokens, which differ within a sample."""
+    """Whether the samples of each batch have the same values, which differ within a sample; not of zeros and ones."""
     differ = min(finite(batches.each["std"]), default=0.0) > 0
-    return differ and not batches.floating and max(finite(batches.each["within"]), default=1.0) == 0
+    return differ and not is_binary(batches) and max(finite(batches.each["within"]), default=1.0) == 0
 
 
 def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
@@ -134,10 +134,10 @@ def probabilities(known: Evidence) -> Iterator[Finding]:
     units = classes_of(known)
     sure = output.high > 0.8 or len(course) >= LOSS.long
     if not labels.floating and units >= 2 and labels.high < units:
-        floor = math.log(
-            1 + (units - 1) / math.e
-        )  # of the cross entropy of logits that are at most 1 for one class and 0 for others
-        sure = sure and abs(output.typical("mean") * units - 1) < 1e-3
+        # Of the cross entropy of logits that are at most 1 for one class and 0 for others; a net that knows nothing has log(units).
+        floor = math.log(1 + (units - 1) / math.e)
+        learned = output.high > 0.8 or course.end() < 0.97 * math.log(units)
+        sure = sure and learned and abs(output.typical("mean") * units - 1) < 1e-3
     elif labels.high <= 1 and output.low < 0.45 and output.high > 0.55:
         ones = labels.typical("mean")
         floor = math.log1p(math.exp(-1)) * ones + math.log(2) * (1 - ones)

@@ -97,11 +97,13 @@ def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding],
         faults = [one for one in faults if one.kind != "frozen"]
     faults.sort(key=_rank)  # which keeps the order of layers
     if any(one.kind not in LOSSES and one.severity == "error" for one in faults):
-        faults = [one for one in faults if one.kind not in LOSSES]
+        faults = [one for one in faults if one.kind not in LOSSES or one.cause == "schedule"]
     return faults, notices
 
 
 def _rank(one: Finding) -> tuple[bool, float]:
+    if one.cause == "schedule" and one.kind in LOSSES:
+        return one.severity != "error", _PLACE["rate-ends-early"]
     of_all = one.kind == "updates-too-large" and one.layer == "optimizer"  # which kills units, and not the other way round
     return one.severity != "error", 5.5 if of_all else _PLACE[one.kind]
 
@@ -111,9 +113,10 @@ def _once(faults: Sequence[Finding], layers: int) -> list[Finding]:
     faults = [*{(one.kind, one.layer): one for one in faults[::-1]}.values()][::-1]
     for kind, place in OF_TRAINING.items():
         alike = [one for one in faults if one.kind == kind]
-        if len(alike) > max(1, EVERYWHERE * layers):
+        frozen = kind == "frozen"
+        if len(alike) > (min(2, EVERYWHERE * layers) if frozen else max(1, EVERYWHERE * layers)):
             first = alike[0]
-            if kind == "frozen" and len(alike) < layers:
+            if frozen and len(alike) < layers:
                 place = first.layer
             what = f"{first.what}, in {first.layer} and {len(alike) - 1} more of {layers} layers"
             one = replace(first, severity="error", layer=place, what=what)

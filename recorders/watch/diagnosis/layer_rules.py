@@ -21,6 +21,7 @@ from recorders.watch.diagnosis.limits import (
     RESHAPING,
     SATURATED_SLOPE,
     SIGNAL,
+    TINY_GRADIENT,
     UNIT_SHARE,
     UPDATE_LIMITS,
     WEAK,
@@ -323,6 +324,8 @@ def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
         return ("stale-optimizer", "not-in-optimizer") if known.elsewhere else ("no-steps", "stale-optimizer")
     if any(known.fact("foreign")):
         return ("stale-optimizer", "not-in-optimizer")
+    if layer.weight_gradient is not None and 0 < layer.weight_gradient.norm < TINY_GRADIENT:
+        return ("loss-scale", "vanishing-gradients")
     if not any(known.fact("rate")):
         return ("no-steps", "schedule")
     if "update" in layer.silent:

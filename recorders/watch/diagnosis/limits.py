@@ -32,6 +32,7 @@ __all__ = [
     "SHRUNK",
     "SIGNAL",
     "SORTED",
+    "TINY_GRADIENT",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
     "UPDATE_RANGE",
@@ -159,6 +160,10 @@ class EqualLimits(NamedTuple):
 EQUAL = EqualLimits()
 
 
+TINY_GRADIENT = 1e-9
+"""The steps of Adam shrink with gradients whose norm is below this, as its epsilon is 1e-8. It is ours."""
+
+
 class SignalLimits(NamedTuple):
     """When outputs grow with depth: from how many layers on, and by which factor; and when one layer shrinks them. They are ours.
 
@@ -232,6 +237,7 @@ class InitialLimits(NamedTuple):
     Attributes:
         gain, last: the largest accepted gain of a hidden layer, and of the last one, of which only the loss sees how large it is.
         bias: the largest accepted root mean square of a bias of a hidden layer.
+        overwritten: how many times as large weights may be as at the last step recorded, which is at most 64 steps ago.
         least: the number of weights from which on one sees how they were drawn.
         wide: from so many inputs on a layer of one unit is narrow.
     """
@@ -239,6 +245,7 @@ class InitialLimits(NamedTuple):
     gain: float = 8.0
     last: float = 40.0
     bias: float = 8.0
+    overwritten: float = 3.0
     least: int = 64
     wide: int = 4
 

@@ -45,7 +45,7 @@ def loss(known: Evidence) -> Iterator[Finding]:
     elif end > start - max(min(sure, LOSS.unsure * start), LOSS.falls * start) and len(course) >= LOSS.flat and untrained:
         what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
         yield _flat(what, flat)
-    elif math.isfinite(trivial) and end > LOSS.trivial * trivial - sure and len(course) >= LOSS.long:
+    elif math.isfinite(trivial) and end > LOSS.trivial * trivial - min(sure, LOSS.unsure * trivial) and len(course) >= LOSS.long:
         what = f"after {len(course)} steps the loss is {end:.4g}; without any inputs it could be {trivial:.4g}"
         yield _flat(what, flat)
     elif len(course) >= LOSS.long and untrained and not _warms_up(known) and _is_slow(known, course, trivial):

@@ -114,5 +114,19 @@ def _fan_in(weight: Tensor) -> int:
     return max(weight[0].numel() if weight.ndim > 1 else 1, 1)
 
 
-RULES = (frozen_from_start, idle_activations, wrong_normalisation, bottleneck, initial_sizes)
+def overwritten(known: Evidence) -> Iterator[Finding]:
+    """The layer whose weights are now far larger than at the last step that was recorded, while those of others are not."""
+    grown: dict[str, float] = {}
+    for name, module in known.modules.items():
+        for path, parameter in module.named_parameters(recurse=False):
+            course = known.weights.get(name, {}).get(path)
+            if course is not None and len(course) > 1 and "bias" not in path and course.values[-1] > 0 and not parameter.is_meta:
+                grown[name] = max(grown.get(name, 0.0), float(parameter.detach().norm()) / course.values[-1])
+    large = [name for name, times in grown.items() if times > INITIAL.overwritten]
+    if large and len(large) <= len(grown) / 3:
+        what = f"its weights are {grown[large[0]]:.0f} times as large as at the last step recorded, unlike those of most layers"
+        yield fault("written-between-steps", large[0], what)
+
+
+RULES = (overwritten, frozen_from_start, idle_activations, wrong_normalisation, bottleneck, initial_sizes)
 """Each looks at what is known of a training, and yields what it finds."""
