@@ -17,14 +17,17 @@ ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "findings"
 RESULTS = ROOT / "benchmarks" / "results"
 FURTHER = {
-    "nonfinite": ("nonfinite-inputs", "initialisation", "ascent"),
+    "nonfinite": ("nonfinite-inputs", "exploding-gradients"),
     "dead-units": ("rate-too-high",),
-    "frozen": ("no-steps", "stale-optimizer", "lost-updates", "dead-units"),
+    "frozen": ("no-steps", "stale-optimizer", "lost-updates", "dead-units", "loss-scale"),
     "updates-too-large": ("loss-scale",),
     "updates-too-small": ("vanishing-gradients", "initialisation"),
     "no-gradient": ("initialisation",),
-    "loss-does-not-fall": ("broadcast", "vanishing-gradients", "frozen", "not-in-optimizer"),
+    "loss-does-not-fall": ("vanishing-gradients", "exploding-gradients", "frozen", "weights-overwritten"),
+    "loss-rises": ("schedule",),
     "loss-jumps": ("weights-overwritten",),
+    "sees-the-future": ("wrong-axis",),
+    "shrinking-signal": ("normalisation",),
     "zero-weights": ("frozen",),
 }
 """Causes that a finding names instead, if what was recorded tells of them."""
@@ -77,6 +80,54 @@ def table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def scores() -> str:
+    """How often the diagnosis was right: on the benchmark, beside rules of others, on variants, and on DEForm."""
+    head = ("trainings", "programs", "faults", "found", "right place", "right cause", "false alarms in healthy trainings")
+    rows = [head, ("---",) * len(head)]
+    for file, how in (("diagnosis", ""), ("diagnosis_compiled", ", compiled"), ("diagnosis_peers", "")):
+        for part, one in _result(file).get("scores", {}).items():
+            alarms, of = one["false alarms"], one["healthy"]
+            rows.append(_scored(f"{part}{how}", f"{one['programs']}", one["all"], f"{alarms} of {of}"))
+            if file == "diagnosis" and part == "held out":
+                named = ("optimisation", "architecture", "data", "state")
+                rows += [_scored(f"{part}, faults of {name}", "", one[name], "") for name in named]
+    for name, one in _result("diagnosis_variants").get("summary", {}).items():
+        rows.append((name, "", "", "", "", "", f"{one['false alarms']} of {one['healthy']}"))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    deform = _result("diagnosis_deform")
+    for arch in ("encoder", "decoder"):
+        found = deform.get(arch, {}).get("scores", {})
+        if "ours" in found:
+            told = ", ".join(f"{who} {found[key]['f1']:.2f}" for key, who in DEFORM.items() if key in found)
+            ours = found["ours"]
+            lines += [
+                "",
+                f"F1 of detection on the {arch} operators of DEForm that change the outcome ({ours['faulty']:.0f} faulty and",
+            ]
+            lines[-1] += f" {ours['healthy']:.0f} healthy trainings): {told}."
+    return "\n".join(lines)
+
+
+DEFORM = {
+    "ours": "ours",
+    "published": "DEFault++",
+    "centred": "DEFault++ told what is healthy here",
+    "always": "who always says faulty",
+}
+"""By key of the results of `deform.py`, who speaks."""
+
+
+def _scored(name: str, programs: str, shares: dict[str, Any], alarms: str) -> tuple[str, ...]:
+    found = (f"{shares[key]:.2f}" for key in ("found", "located", "right cause"))
+    return name, programs, f"{shares['trainings']}", *found, alarms
+
+
+def _result(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return result
+
+
 def summary(kind: str) -> str:
     """The line below the title of a page."""
     return (PAGES / f"{kind}.md").read_text().split("\n")[2].rstrip(".")
@@ -91,7 +142,7 @@ def written() -> Iterator[tuple[Path, str]]:
             _filled(_filled(page.read_text(), "seen", lambda kind=kind: seen(kind)), "causes", lambda kind=kind: causes(kind)),
         )
     index = PAGES / "index.md"
-    yield index, _filled(index.read_text(), "kinds", table)
+    yield index, _filled(_filled(index.read_text(), "kinds", table), "scores", scores)
 
 
 def _filled(text: str, name: str, make: Callable[[], str]) -> str:
@@ -109,16 +160,13 @@ def _cause(name: str) -> str:
 
 
 def _made() -> dict[str, dict[str, Any]]:
-    path = RESULTS / "findings_pictures.json"
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    return _result("findings_pictures")
 
 
 def _counted() -> dict[str, tuple[int, int, int]]:
     """Of the benchmark, by kind: faulty trainings that had it, those whose cause it named, and healthy ones that had it."""
-    path = RESULTS / "diagnosis.json"
     counts: dict[str, list[int]] = {}
-    for row in (row for rows in json.loads(path.read_text())["told"].values() for row in rows) if path.exists() else ():
+    for row in (row for rows in _result("diagnosis").get("told", {}).values() for row in rows):
         last = row["told"][max(row["told"], key=int)] if row["told"] else []
         for kind, causes in {kind: causes for kind, _, causes, *_ in reversed(last)}.items():
             told = counts.setdefault(kind, [0, 0, 0])
