@@ -73,7 +73,8 @@ def _is_slow(known: Evidence, course: Course, trivial: float) -> bool:
     """Whether small updates explain that the loss of a net that was not trained before has not come far."""
     start, end = course.start(), course.end()
     from_scratch = math.isfinite(trivial) and start > 0.6 * trivial
-    return (known.ratio < LOSS.slow and _is_late(course)) or (known.ratio < LOSS.slow / 2 and from_scratch and end > 0.4 * start)
+    late = known.ratio < LOSS.slow and _is_late(course)
+    return end > 0.4 * start and (late or (known.ratio < LOSS.slow / 2 and from_scratch))
 
 
 def _warms_up(known: Evidence) -> bool:

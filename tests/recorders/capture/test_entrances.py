@@ -83,6 +83,8 @@ UNGUARDED = {
     "recorders.monitors.gradient_hooks": {"function"},
     # so is it in what `before_compiling` is given
     "recorders._torch.compiler": {"[*handler.start_callbacks, callback]"},
+    # these are on a copy of the net, which only the diagnosis runs, and what fails there is told by it
+    "recorders.watch.diagnosis.probe.copied": {"self._before(name)", "self._after(name)"},
 }
 
 
