@@ -116,7 +116,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "plan": made.plan(),
             "overhead": Overhead(0.002, 0.1, dict.fromkeys(made, 0.001), steps=72, every_step=1),
             "timeline": timeline,
-            "findings": Findings([fault("dead-units", name, "3 of 3 units are dead") for name in made], ["saturated units: record"]),
+            "findings": Findings(
+                [fault("dead-units", name, "3 of 3 units are dead") for name in made], ["saturated units: record"]
+            ),
             "stream": stream,
         }
     timeline.close()
