@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "findings"
 RESULTS = ROOT / "benchmarks" / "results"
 FURTHER = {
-    "nonfinite": ("nonfinite-inputs", "exploding-gradients"),
+    "nonfinite": ("nonfinite-inputs", "exploding-gradients", "initialisation"),
     "dead-units": ("rate-too-high",),
     "frozen": ("no-steps", "stale-optimizer", "lost-updates", "dead-units", "loss-scale"),
     "updates-too-large": ("loss-scale",),
