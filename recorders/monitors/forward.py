@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from recorders._torch import outside_modes
+from recorders.capture import entering
 from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands
 from recorders.graphs.sinks import new_spec_key
@@ -89,7 +90,7 @@ class CallMonitor(Monitor):
         if torch.compiler.is_compiling():
             if wanted_in_graph(self, self.module):
                 trace(self, self.sink.tensor, tuple(map(as_operands, values)))
-        elif not self.gate.active and self.gate.only_steps:  # no more is asked in steps that are not due, which are many
+        elif not self.gate.active and self.gate.only_steps and entering.timing is None:  # in steps that are not due, which are many
             self.counts["calls"] = self.counts.get("calls", 0) + 1
             self._skip(NOT_IN_STEPS)
         else:

@@ -55,7 +55,8 @@ def _row(x: Tensor) -> Tensor:
     measured = torch.stack([torch.isfinite(x.detach().float().sum()), *_measured(small)]) if x.numel() else None
     if small.device.type == "cpu":  # then one tensor is made of numbers, for which nobody waits
         numbers += [1.0, *[torch.nan] * (len(BATCH) - 5)] if measured is None else measured.tolist()
-        return torch.tensor([numbers + (_NONE if exact.is_floating_point() else _counts(exact).tolist())], dtype=torch.float64)
+        labels = _NONE if exact.is_floating_point() else _counts(exact).tolist()
+        return torch.tensor([numbers + labels], dtype=torch.float64, device="cpu")
     if measured is None:
         measured = small.new_tensor([1.0, *[torch.nan] * (len(BATCH) - 5)])
     return torch.cat([small.new_tensor(numbers), measured, _counts(exact)]).unsqueeze(0)

@@ -151,7 +151,7 @@ def order(probe: Probe) -> Iterator[Finding]:
         return
     tensors = probe.few.samples
     length = min([sequence.length, *(int(tensor.min()) for tensor in tensors.values() if _are_lengths(tensor, sequence.length))])
-    moved = torch.arange(sequence.length)
+    moved = torch.arange(sequence.length, device="cpu")
     moved[1 : length - 1] = moved[1 : length - 1].flip(0)
     if length < 4:
         raise Skip("")
@@ -212,7 +212,7 @@ def _order_of_patches(probe: Probe) -> Iterator[Finding]:
 
     changes: list[Callable[[Tensor], Tensor]] = [lambda flat: flat.flip(2), lambda flat: flat.roll(1, 0)]
     after, replaced = (probe.run(probe.few, change={weighted[0]: partial(inner, change=change)}) for change in changes)
-    if _same_but_for_order(probe, after, replaced, torch.arange(0)):
+    if _same_but_for_order(probe, after, replaced, torch.arange(0, device="cpu")):
         what = "the order of the patches has no effect, though it has attention"
         yield fault("order-has-no-effect", shown_name(""), what)
 
@@ -273,7 +273,7 @@ def _along(probe: Probe, path: str, axis: int, full: float) -> Finding | None:
     parts, padding = _parts(size), _padding(probe, path) if axis == 1 else None
     moved, moved_others = tensor.movedim(axis, 0), others.movedim(axis, 0)
     counted = torch.stack([(moved[part] != moved_others[part]).movedim(1, 0).flatten(1).any(1) for part in parts], 1).cpu()
-    effects = torch.full(counted.shape, math.nan, dtype=torch.float64)
+    effects = torch.full(counted.shape, math.nan, dtype=torch.float64, device="cpu")
     for place, part in enumerate(parts):  # (samples, parts)
         if bool(counted[:, place].any()):
             effects[:, place] = _effects_of(probe, path, [part], axis)

@@ -100,7 +100,7 @@ class Probe:
 
     def effects(self, outputs: dict[str, Tensor]) -> Tensor:
         """How far outputs are from those of `few`, by sample, relative to the largest magnitude of each output."""
-        found = torch.zeros(self.few.count, dtype=torch.float64)
+        found = torch.zeros(self.few.count, dtype=torch.float64, device="cpu")
         for path, view in self.views.items():
             if path in outputs and outputs[path].shape == self.base[path].shape:
                 scale = float(finite(self.base[path]).abs().amax()) or 1.0
@@ -138,7 +138,7 @@ def first_wrong(before: Sequence[ModuleCall], after: Sequence[ModuleCall], wrong
 
 def finite(tensor: Tensor) -> Tensor:
     """The values as float64, zeros in place of NaN and infinity; one zero if there is no value."""
-    return tensor.double().nan_to_num(0, 0, 0) if tensor.numel() else torch.zeros(1, dtype=torch.float64)
+    return tensor.double().nan_to_num(0, 0, 0) if tensor.numel() else torch.zeros(1, dtype=torch.float64, device=tensor.device)
 
 
 def off(before: Tensor, after: Tensor) -> Tensor:

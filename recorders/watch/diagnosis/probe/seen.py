@@ -138,7 +138,9 @@ class Seen:
         query, key = args[0], args[1]
         if options.get("dropout_p"):
             self.dropouts.append(where)
-        rows = torch.linspace(0, query.shape[-2] - 1, min(query.shape[-2], max(1, ROWS // max(1, query[..., 0, 0].numel()))))
+        rows = torch.linspace(
+            0, query.shape[-2] - 1, min(query.shape[-2], max(1, ROWS // max(1, query[..., 0, 0].numel()))), device="cpu"
+        )
         rows = rows.long().to(query.device)
         if query.ndim > 3 and key.shape[-3] != query.shape[-3]:  # several heads share keys
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
