@@ -51,7 +51,7 @@ class OptimizerMonitor(ModuleParameterMonitor):
     ...     optimizer.step()
     ...     schedule.step()
     >>> recorder["rate"].peek()
-    tensor([0.5000, 0.2500, 0.1250])
+    tensor([0.5000, 0.2500, 0.1250], dtype=torch.float64)
     """
 
     of_net = True
