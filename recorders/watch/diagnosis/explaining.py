@@ -91,6 +91,8 @@ def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding],
     """The faults, causes before consequences, and the notices."""
     layers = sum(layer.update is not None or "update" in layer.silent for layer in known.layers)
     told = _once(found, layers)
+    if any(one.kind == "exploding-gradients" for one in told):  # what makes these grow makes the outputs grow
+        told = [replace(one, severity="notice") if one.kind == "growing-signal" else one for one in told]
     faults, notices = ([one for one in told if (one.severity == "notice") == notice] for notice in (False, True))
     kinds = {one.kind for one in faults}
     if "no-gradient" in kinds or "zero-weights" in kinds:  # without a gradient no weight changes
