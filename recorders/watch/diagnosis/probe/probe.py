@@ -201,6 +201,7 @@ def sample_views(few: dict[str, Tensor], fewer: dict[str, Tensor], count: int) -
 
 
 def is_continuous(tensor: Tensor) -> bool:
+    """Whether its values are real or complex numbers, not tokens, classes or truth values."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
