@@ -54,7 +54,7 @@ FAULTS = {
     "healthy": {},
     "dead_relus": {"3": "48 of 64 units are dead|75% of the units are dead"},
     "exploding_gradients": {"1": "gradients explode"},
-    "rate_too_small": dict.fromkeys(("0", "2", "4", "6"), "updates are too small"),
+    "rate_too_small": {"optimizer": "in 0 and 3 more of 4 layers"},
     "nan_in_the_middle": {"2": "observation 39|in observation 19 of the tick"},
     "saturated": {"1": "64 of 64 units are saturated|100% of the units are saturated"},
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding
 
-__all__ = ["explained"]
+__all__ = ["explained", "told_once"]
 
 ORDER = (
     ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
@@ -42,12 +42,15 @@ ORDER = (
         "bottleneck",
         "large-initial-weights",
         "large-initial-bias",
+        "repeated-layer",
+        "untied-weights",
         "samples-mix",
         "sees-the-future",
         "targets-are-inputs",
         "mask-inverted",
         "carries-state",
         "random-in-evaluation",
+        "dropout-on-outputs",
     ),
     ("evaluation-mode", "statistics-stand-still", "much-dropout", "large-epsilon", "odd-momentum", "written-between-steps"),
     (
@@ -62,7 +65,9 @@ ORDER = (
     (
         "dead-units",
         "saturated-units",
+        "attention-unscaled",
         "attention-saturated",
+        "one-direction",
         "attention-uniform",
         "ignores-inputs",
         "order-has-no-effect",
@@ -71,7 +76,7 @@ ORDER = (
         "high-initial-loss",
     ),
     ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
-    ("updates-too-large", "updates-too-small", "equal-outputs"),
+    ("oscillating-weights", "updates-too-large", "updates-too-small", "equal-outputs"),
     ("loss-is-constant", "loss-rises", "loss-does-not-fall", "loss-jumps", "loss-falls-slowly"),
     ("left-range",),
     ("training-mode",),
@@ -90,7 +95,7 @@ OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer
 def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding], list[Finding]]:
     """The faults, causes before consequences, and the notices."""
     layers = sum(layer.update is not None or "update" in layer.silent for layer in known.layers)
-    told = _once(found, layers)
+    told = told_once(found, layers)
     if any(one.kind == "exploding-gradients" for one in told):  # what makes these grow makes the outputs grow
         told = [replace(one, severity="notice") if one.kind == "growing-signal" else one for one in told]
     faults, notices = ([one for one in told if (one.severity == "notice") == notice] for notice in (False, True))
@@ -110,8 +115,12 @@ def _rank(one: Finding) -> tuple[bool, float]:
     return one.severity != "error", 5.5 if of_all else _PLACE[one.kind]
 
 
-def _once(faults: Sequence[Finding], layers: int) -> list[Finding]:
-    """Tells a fault once that several rules see, and one that most layers have as one of the training."""
+def told_once(faults: Sequence[Finding], layers: int) -> list[Finding]:
+    """Tells a fault once that several rules see, and one that most layers have as one of the training.
+
+    Args:
+        layers: how many have weights that are trained.
+    """
     faults = [*{(one.kind, one.layer): one for one in faults[::-1]}.values()][::-1]
     for kind, place in OF_TRAINING.items():
         alike = [one for one in faults if one.kind == kind]

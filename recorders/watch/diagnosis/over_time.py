@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from recorders.watch.charts import ChartView, charts_of, in_order, layers_of, network_order, silent_in
+from recorders.watch.diagnosis.explaining import told_once
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
 from recorders.watch.diagnosis.layer_rules import gradients_by_depth
 from recorders.watch.diagnosis.limits import (
@@ -79,7 +80,7 @@ def findings_over_time(timeline: Timeline) -> Findings:
         examined.insert(0, f"NaN and infinity: {len(seen & several)} of {len(several)}")
     if unknown := [layer for layer in still if layer not in moved]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(unknown)}")
-    return Findings(found, unexamined, examined)
+    return Findings(told_once(found, told["updates that are too large or too small", "UpdateRatio"]), unexamined, examined)
 
 
 class _Known:

@@ -172,9 +172,9 @@ def test_the_sick_net_has_what_was_planted_and_nothing_else(tmp_path: Path) -> N
     told = text.partition(PLANTED[:22])[2].partition("test accuracy")[0].splitlines()
     layers = ("conv", "norm", "relu", "tanh2", "pool", "head")
     assert [line.rstrip() for line in told if line.startswith(layers)] == [
-        "relu1: 12 of 16 units are dead: they were never active.",
-        "tanh2: 32 of 32 units are saturated: nearly all outputs lie at the ends of the",
         "conv3: the weights never changed: no optimizer step changed its parameters.",
+        "tanh2: 32 of 32 units are saturated: nearly all outputs lie at the ends of the",
+        "relu1: 12 of 16 units are dead: they were never active.",
     ]
 
 

@@ -58,11 +58,11 @@ for x in EMPTY:
         assert slots_for(x, along, {"sum": "sum", "count": "count"}, 0.0) is None
 """,
     "reading": """
-from recorders.graphs.reading import RowReader, parts_of
-parts = parts_of(Summary(), "", ones(4, 4))
+from recorders.graphs.reading import RowReader, read_parts_of
+parts = read_parts_of(Summary(), "", ones(4, 4))
 reader = RowReader([parts, parts])
 for x in EMPTY:
-    assert parts_of(Summary(), "", x) is None
+    assert read_parts_of(Summary(), "", x) is None
     assert reader.layout([ones(4), x]) is reader.layout([x, ones(4)]) is None
 assert reader.layout([ones(4), ones(4)]) == 0
 """,
