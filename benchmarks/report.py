@@ -19,7 +19,7 @@ from measure import versions, write
 from torch import Tensor
 
 from recorders.watch.charts import Chart, ChartView, keep_charts
-from recorders.watch.diagnosis.findings import Finding
+from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.lenses import LossMetrics, OutputActivation, OutputGradientGeometry, ParameterNorm
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, write_report
@@ -81,12 +81,11 @@ def rows_of(middle: Tensor, noise: Tensor, boom: Tensor, layers: int) -> list[tu
 
 def sick() -> list[Finding]:
     """Findings as `recorders.findings` writes them."""
-    dead = "Nothing passes through them and no gradient comes back, so they seldom recover."
-    remedy = "a smaller learning rate, a fresh initialisation with biases at zero, or a leaky activation"
+    dead = "90% of the units are dead: they were never active"
     large = "updates are too large: a typical step changes the weights by 4.1e-02 of their norm; 1e-04 to 1e-02 is usual"
     return [
-        Finding("model.blocks.6.mlp.act", "614 of 3072 units are dead: they were never active", dead, remedy),
-        Finding("model.blocks.3.mlp.fc1", large, "The weights change at random rather than improve.", "a smaller learning rate"),
+        fault("dead-units", "model.blocks.6.mlp.act", dead, 106, severity="warning"),
+        fault("updates-too-large", "model.blocks.3.mlp.fc1", large),
     ]
 
 

@@ -28,14 +28,16 @@ function layerButton(name) {
 }
 
 /** A card of layers, each with what was found; only the first ones are in view. */
-function findingCard(items, text, severity) {
+function findingCard({ items, text, severity, page }) {
   const line = ([layer, what]) => element("li", {}, badge(severity), " ", layerButton(layer), ` ${what}`);
   const shown = items.slice(0, 6).map(line), rest = items.slice(6).map(line);
   const more = rest.length ? element("details", {}, element("summary", {}, `and ${rest.length} more`), element("ul", {}, ...rest)) : null;
-  return element("div", { class: `card finding ${severity ?? ""}` }, element("ul", {}, ...shown), more, element("p", {}, text));
+  return element("div", { class: `card finding ${severity ?? ""}` }, element("ul", {}, ...shown), more, element("p", {}, text), documented(page));
 }
 
 const badge = (severity) => severity ? element("span", { class: `badge ${severity}` }, severity) : null;
+/** Where the documentation of a finding is. It is no link: the documentation has no address, and this file may be in any folder. */
+const documented = (page) => page ? element("p", { class: "page" }, "See ", element("code", {}, page), " in the repository of torch-recorders.") : null;
 const advice = (one) => `${one.why}${one.likely && ` Likely: ${one.likely}.`} Try: ${one.remedy}.`;
 
 function showFindings() {
@@ -45,11 +47,10 @@ function showFindings() {
       [layers[layer], `NaN or infinite values since ${axisName} ${first}, at ${count} ${axisName}${count > 1 ? "s" : ""}`]);
     const groups = new Map();  // those with the same reason are told together
     for (const one of run.findings ?? []) {
-      const key = `${one.severity} ${advice(one)}`, { items = [] } = groups.get(key) ?? {};
-      groups.set(key, { items: [...items, [one.layer, one.what]], text: advice(one), severity: one.severity });
+      const key = `${one.severity} ${one.page} ${advice(one)}`, { items = [] } = groups.get(key) ?? {};
+      groups.set(key, { items: [...items, [one.layer, one.what]], text: advice(one), severity: one.severity, page: one.page });
     }
-    const cards = [...(lost.length ? [{ items: lost, text: strange }] : []), ...groups.values()]
-      .map(({ items, text, severity }) => findingCard(items, text, severity));
+    const cards = [...(lost.length ? [{ items: lost, text: strange }] : []), ...groups.values()].map(findingCard);
     const fine = run.examined ? "fine" : "";
     if (!cards.length || !run.findings) cards.push(element("div", { class: `card ${fine}` }, run.verdict));
     return element("div", {}, caption(run, "h3"), ...cards, ...run.notes.map((note) => element("p", { class: "note" }, note)));
@@ -193,7 +194,7 @@ function openPanel(layer) {
     button("previous", "\u2190", "Previous layer", () => turn(-1), next(-1)), button("next", "\u2192", "Next layer", () => turn(1), next(1)),
     button("close", "\u2715", "Close", () => panel.close()));
   const found = (told.get(layers[layer]) ?? []).map((one) =>
-    element("div", { class: `card finding ${one.severity}` }, caption(one.run, "h3"), badge(one.severity), " ", element("b", {}, one.what), element("p", {}, advice(one))));
+    element("div", { class: `card finding ${one.severity}` }, caption(one.run, "h3"), badge(one.severity), " ", element("b", {}, one.what), element("p", {}, advice(one)), documented(one.page)));
   panel.replaceChildren(top, ...found, ...layered.filter((chart) => chart.place.has(layer)).map((chart) => layerCard(chart, layer)));
   if (!panel.open) panel.showModal();
   panel.scrollTop = 0;

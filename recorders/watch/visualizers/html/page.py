@@ -21,6 +21,7 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Recording
 from recorders.watch.charts import ChartView, axis_of, base_of, in_order, layers_of, network_order
+from recorders.watch.diagnosis.causes import KINDS
 from recorders.watch.diagnosis.finding import Finding, Findings
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
@@ -168,7 +169,7 @@ def _judged(found: Sequence[Finding] | None, axis: str, ticks: Sequence[int]) ->
     told = [_told(finding, axis, ticks) for finding in found]
     if not isinstance(found, Findings):
         return {"findings": told, "examined": True, "verdict": "No fault was found.", "notes": []}
-    notes = [f"Notice: {notice.layer}: {notice.what}" for notice in found.notices]
+    notes = [_noticed(notice) for notice in found.notices]
     for label, kinds in (("Examined", [f"{kind} layers" for kind in found.examined]), ("Not examined", found.unexamined)):
         notes += [f"{label}: {'; '.join(kinds)}"] * bool(kinds)
     verdict = found.verdict_if_empty
@@ -185,8 +186,20 @@ def _told(finding: Finding, axis: str, ticks: Sequence[int]) -> dict[str, Any]:
         "likely": finding.likely,
         "why": finding.why,
         "remedy": finding.remedy,
+        "page": _documented(finding),
     }
     return {"layer": finding.layer, "what": what, "since": since, **told}
+
+
+def _noticed(notice: Finding) -> str:
+    """A notice as a line of text."""
+    page = _documented(notice)
+    return f"Notice: {notice.layer}: {notice.what}{f' (see {page})' if page else ''}"
+
+
+def _documented(finding: Finding) -> str:
+    """The path of the documentation of the finding's kind in the repository; "" if it is a kind of the user's own."""
+    return finding.page if finding.kind in KINDS else ""
 
 
 def _assembled(title: str, report: Mapping[str, Any]) -> str:

@@ -130,11 +130,37 @@ def test_a_finding_has_its_severity_and_its_likely_causes(page: Open) -> None:
         "warning net.c all are dead",
     ]
     for card, one in zip(cards, found, strict=False):
-        assert card.text.endswith(f"{one.why} Likely: {one.likely}. Try: {one.remedy}.")
+        assert card.text.split("\n")[1] == f"{one.why} Likely: {one.likely}. Try: {one.remedy}."
     marks = driver.execute_script("return [...document.querySelectorAll('.row .name [role=img]')].map((mark) => mark.className)")
     assert marks == ["bad", "warn"]
     driver.execute_script("openPanel(2)")
     assert texts(driver, "#panel .finding")[0].startswith("warning")
+
+
+def test_a_finding_names_its_page_which_is_text(page: Open) -> None:
+    dead = [fault("dead-units", name, "all are dead", 2) for name in ("net.b", "net.c")]
+    momentum = fault("odd-momentum", "net.b", "its momentum is 1")
+    own = [replace(momentum, kind=kind, layer="net.a") for kind in ("of-my-own", "")]
+    driver = page(Run(filled(), "", [*dead, momentum, *own]))
+    see = "See docs/findings/{}.md in the repository of torch-recorders."
+    cards = texts(driver, "#findings .finding")
+    assert [card.split("\n")[-1] for card in cards[:2]] == [see.format("dead-units"), see.format("odd-momentum")]
+    assert len(cards) == 3  # one cause is told once; kinds without a page are told together, apart from those that have one
+    assert "docs/findings" not in cards[2]
+    driver.execute_script("openPanel(layers.indexOf('net.b'))")
+    assert texts(driver, "#panel .finding .page") == [see.format("dead-units"), see.format("odd-momentum")]
+    assert texts(driver, "#panel .legend")[0].endswith("\u2506 dead-units since tick 2")
+    assert driver.execute_script("return document.links.length") == 0
+
+
+def test_a_page_that_is_markup_is_shown_as_text(page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recorders.watch.visualizers.html.page.KINDS", HOSTILE)
+    driver = page(Run(filled(), "", [Finding("net.b", "odd", name, "remedy", kind=name) for name in HOSTILE]))
+    driver.execute_script("openPanel(layers.indexOf('net.b'))")
+    shown = "return [...document.querySelectorAll(arguments[0])].map((code) => code.textContent)"
+    for box in ("#findings", "#panel"):
+        assert driver.execute_script(shown, f"{box} .page code") == [f"docs/findings/{name}.md" for name in HOSTILE]
+    assert driver.execute_script("return [window.hacked ?? null, document.images.length]") == [None, 0]
 
 
 def test_the_moment_since_when_is_marked_on_the_charts_of_the_layer(page: Open) -> None:
@@ -206,7 +232,9 @@ def test_keys_do_what_the_help_says(page: Open) -> None:
     driver = page(filled())
     press(driver, "?")
     assert "search layers" in driver.find_element(By.ID, "help").text
-    press(driver, Keys.ESCAPE, "/")
+    press(driver, Keys.ESCAPE)
+    until(lambda: driver.switch_to.active_element.tag_name == "body")  # a key sent before is for the closed list
+    press(driver, "/")
     assert driver.switch_to.active_element.get_attribute("id") == "search"
     press(driver, "net", Keys.ESCAPE, "j", "j")
     assert driver.switch_to.active_element.text == "net.b"
@@ -261,7 +289,7 @@ def test_two_runs_stand_side_by_side_on_the_same_axes(page: Open) -> None:
 
 
 def test_hostile_names_are_shown_and_do_nothing(page: Open) -> None:
-    findings = [Finding(name, name, name, name) for name in HOSTILE]
+    findings = [Finding(name, name, name, name, kind=name) for name in HOSTILE]
     driver = page(Run(filled(HOSTILE), HOSTILE[0], findings), Run(filled(HOSTILE), HOSTILE[1]), title=HOSTILE[0])
     assert listed(driver) == list(HOSTILE)
     assert driver.execute_script("return document.getElementById('title').textContent") == HOSTILE[0]

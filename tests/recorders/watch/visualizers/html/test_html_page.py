@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import nn
 from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, Inspector, Recorder, lenses, presets
 from recorders.errors import LensError, NotARecordingError, RecordingNotFoundError
 from recorders.watch.charts import Chart, ChartView
-from recorders.watch.diagnosis.findings import Finding
+from recorders.watch.diagnosis.finding import Finding, Findings, fault
 from recorders.watch.lenses import Across
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import Run, columns, html_report, write_report
@@ -101,7 +102,7 @@ def test_too_many_ticks_are_joined_and_the_page_says_so(monkeypatch: pytest.Monk
 
 
 def test_hostile_names_are_data_and_no_markup() -> None:
-    findings = [Finding(name, name, name, name) for name in HOSTILE]
+    findings = [Finding(name, name, name, name, kind=name) for name in HOSTILE]
     text = html_report(Run(filled(HOSTILE), HOSTILE[0], findings), title=HOSTILE[0])
     plain = Tags(html_report(filled())).found
     assert [tag for tag, _ in Tags(text).found] == [tag for tag, _ in plain]
@@ -222,6 +223,14 @@ def test_findings_of_a_timeline_tell_since_when() -> None:
         [Chart("Dead Units", ("x",), ranges=None)], {"Dead Units/layer": {tick: {"mean": tick / 4} for tick in range(4)}}
     )
     assert "75% of the units are dead: they were never active, since tick 3" in html_report(timeline)
+
+
+def test_findings_and_notices_name_their_page_in_the_repository() -> None:
+    known, own = fault("dead-units", "net.b", "all are dead"), Finding("net.a", "odd", "why", "remedy", kind="of-my-own")
+    found = Findings([known, own, replace(own, kind="")], [], notices=[known, own])
+    (run,) = held(html_report(Run(filled(), "", found)))["runs"]
+    assert [one["page"] for one in run["findings"]] == ["docs/findings/dead-units.md", "", ""]
+    assert run["notes"] == ["Notice: net.b: all are dead (see docs/findings/dead-units.md)", "Notice: net.a: odd"]
 
 
 def trained(optimizer_steps: int = 2) -> tuple[Recorder, Inspector]:
