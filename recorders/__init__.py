@@ -56,6 +56,9 @@ from recorders.watch.compare import compare
 from recorders.watch.diagnosis.checkup import Checkup
 from recorders.watch.diagnosis.findings import findings
 from recorders.watch.diagnosis.learned import Learned, learn
+from recorders.watch.divergence.bisecting import bisect
+from recorders.watch.divergence.repeating import repeat
+from recorders.watch.divergence.result import Divergence
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
 from recorders.watch.replay import replay
@@ -73,6 +76,7 @@ __all__ = [
     "Clock",
     "CorruptRecordingError",
     "DifferenceMonitor",
+    "Divergence",
     "ForwardInputMonitor",
     "ForwardMonitor",
     "GivenError",
@@ -114,6 +118,7 @@ __all__ = [
     "Timeline",
     "TrainingFaultError",
     "attached",
+    "bisect",
     "cache",
     "channel_axis",
     "compare",
@@ -130,6 +135,7 @@ __all__ = [
     "register_channel_axis",
     "register_layouts",
     "repair",
+    "repeat",
     "replay",
     "save",
     "verify",

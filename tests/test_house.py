@@ -191,6 +191,7 @@ INSIDE = {
     "_forward_hooks": "what nn.Module keeps hooks in; a module without it counts as one without hooks",
     "_forward_pre_hooks": "what nn.Module keeps hooks in; a module without it counts as one without hooks",
     "_distribute_module_applied": "what styles of tensor parallelism mark a module with; without the mark none is unclear",
+    "_compiled_call_impl": "what module.compile() sets; without it, bisect runs what such a module compiled in eager mode only",
     "_timeout": "an attribute of the options of a backend; if it is gone, an error tells one thing less",
     "_dynamo_marked_constant": "what torch.compiler.assume_constant_result sets; that is called, too, once Dynamo is imported",
     "torch._dynamo": "the package of the compiler; if its name changes, hooks tell it what it must know when they are traced",

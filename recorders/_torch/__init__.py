@@ -34,7 +34,9 @@ __all__ = [
     "at_end_of_backward",
     "at_start_of_cuda",
     "autocast_is_on",
+    "autograd_node",
     "call_of_module",
+    "compiled_in_place",
     "copy_all",
     "each_operator",
     "eagerly",
@@ -43,6 +45,7 @@ __all__ = [
     "group_timeout",
     "hooks_on_forwards",
     "hooks_ref",
+    "in_place_of_operators",
     "inside_transform",
     "is_batched",
     "is_being_traced",
@@ -98,6 +101,7 @@ is_batched: Callable[[torch.Tensor], bool] = or_else("torch._C._functorch.is_leg
 _interpreter = or_else("torch._C._functorch.peek_interpreter_stack", None) or or_else(
     "torch._C._functorch.maybe_current_level", lambda: None
 )
+_node: Callable[[], Any] = or_else("torch._C._current_autograd_node", lambda: None)
 _jit_trace = or_else("torch._C._get_tracing_state", lambda: torch.jit.is_tracing() or None)  # type: ignore[attr-defined,no-untyped-call]
 _count_dispatch: Callable[[], int] = or_else("torch._C._len_torch_dispatch_stack", lambda: 0)
 _count_function: Callable[[], int] = or_else("torch._C._len_torch_function_stack", lambda: 0)
@@ -363,15 +367,45 @@ def each_operator(seen: Callable[[str, tuple[Any, ...], dict[str, Any], Any], No
     ones.default
     add.Tensor
     """
+
+    def call(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = operator(*args, **kwargs)
+        seen(str(operator).partition(".")[2].lstrip("_"), args, kwargs, output)
+        return output
+
+    return in_place_of_operators(call)
+
+
+def in_place_of_operators(call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
+    """A context in which `call(operator, args, kwargs)` is called in place of each operator; it returns the output.
+
+    Operators of a backward are among them, in whichever thread they run: autograd takes the modes of a thread along.
+
+    Raises:
+        MissingInTorchError: this torch cannot do that.
+
+    >>> with in_place_of_operators(lambda operator, args, kwargs: operator(*args, **kwargs) * 2):
+    ...     x = torch.ones(2)
+    >>> x
+    tensor([2., 2.])
+    """
     mode: Any = reach("torch.utils._python_dispatch.TorchDispatchMode")
 
     def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        seen(str(func).partition(".")[2].lstrip("_"), args, kwargs or {}, output)
-        return output
+        return call(func, args, kwargs or {})
 
-    found: AbstractContextManager[Any] = type("EachOperator", (mode,), {"__torch_dispatch__": dispatch})()
+    found: AbstractContextManager[Any] = type("InPlaceOfOperators", (mode,), {"__torch_dispatch__": dispatch})()
     return found
+
+
+def autograd_node() -> Any:
+    """The node of autograd whose backward runs in this thread; None if none does, or if this torch does not tell."""
+    return _node()
+
+
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _user_dispatch_modes() -> int:

@@ -40,7 +40,9 @@ NEEDS: Mapping[str, str] = {
     "torch._C._TorchDispatchModeKey": _MODES,
     "torch._C._get_function_stack_at": _MODES,
     "torch.utils._device.DeviceContext": "the default device of the user does not hold for callables of monitors",
-    "torch.utils._python_dispatch.TorchDispatchMode": "findings(recorder, example=...) says nothing of attention and of dropout",
+    "torch.utils._python_dispatch.TorchDispatchMode": (
+        "findings(recorder, example=...) says nothing of attention and of dropout; bisect and repeat raise an error"
+    ),
     "torch.utils._python_dispatch._disable_current_modes": "states are not made while fake tensors are",
     # What runs now.
     "torch._C._current_graph_task_id": "two backwards through one graph (retain_graph) are not told apart",

@@ -12,7 +12,7 @@ from typing import Any
 
 from recorders._torch import NoAutocast, NoInference, autocast_is_on, outside_modes, set_grad_enabled
 
-__all__ = ["as_monitor", "capturing"]
+__all__ = ["as_monitor", "capturing", "unrecorded"]
 
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
@@ -37,3 +37,13 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             return function(*args)
         with NoAutocast():
             return function(*args)
+
+
+def unrecorded(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls `function(*args)` outside the user's modes; monitors record nothing of it. Gradients and autocast stay as they are."""
+    return outside_modes(copy_context().run, _run_unrecorded, function, args)
+
+
+def _run_unrecorded(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    _capturing.set(True)
+    return function(*args)

@@ -1,0 +1,170 @@
+"""repeat(): steps that are deterministic, and operators that are not."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from planted_divergences import Language, Vision, batch, loss
+from torch import Tensor, nn
+
+from recorders import ForwardMonitor, Recorder, TargetError, repeat
+from reducers import Mean
+
+
+class Unseeded(nn.Module):
+    """Adds noise that no seed determines."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = numpy.random.default_rng().normal(size=tuple(x.shape)) * 1e-6
+        return x + torch.from_numpy(noise).to(x.dtype)
+
+
+class UnseededBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient * (1 + time.perf_counter_ns() % 1000)
+
+
+class Backwards(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return UnseededBackward.apply(x)
+
+
+@pytest.mark.parametrize("net", [Language, Vision])
+def test_a_training_step_is_deterministic_and_everything_is_put_back(net: Any) -> None:
+    model = net().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        x = batch(model) if net is Language else batch(model) + torch.randn(4, 3, 9, 9) * random.random() * numpy.random.rand()
+        loss(model(x)).backward()
+        optimizer.step()
+
+    step()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = {key: value.clone() for key, value in optimizer.state[next(model.parameters())].items()}
+    generator = torch.get_rng_state()
+    found = repeat(step, 3, modules=[model, optimizer])
+    assert not found
+    assert "3 runs" in str(found)
+    assert all(bool((model.state_dict()[key] == value).all()) for key, value in before.items())
+    assert all(bool((optimizer.state[next(model.parameters())][key] == value).all()) for key, value in state.items())
+    assert bool((generator == torch.get_rng_state()).all())
+
+
+def test_a_model_that_is_not_put_back_differs() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    found = repeat(step)
+    assert "comes from outside of PyTorch" in found.differs
+    assert not repeat(step, modules=[net, optimizer])
+
+
+def test_noise_without_a_seed_is_named() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Unseeded()), nn.Linear(4, 4))
+    found = repeat(lambda: net(torch.randn(3, 4)).sum().backward(), modules=net)
+    assert (found.phase, found.module, found.operator, found.run) == ("forward", "1.1", "aten.lift_fresh.default", 2)
+    assert found.source is not None
+    assert found.source.text == "return x + torch.from_numpy(noise).to(x.dtype)"
+    assert "(3, 4) float64" in found.form
+    assert "comes from outside of PyTorch" in found.differs
+    assert 0 < found.distance < 10
+    assert "Not deterministic: the forwards of run 1 and run 2 part in 1.1." in str(found)
+
+
+def test_operators_of_the_backward_are_seen() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), Backwards(), nn.Linear(4, 4))
+    found = repeat(lambda: net(torch.randn(3, 4)).sum().backward(), modules=net)
+    assert (found.phase, found.operator) == ("backward", "aten.mul.Tensor")
+    assert found.source is not None
+    assert found.source.text == "return gradient * (1 + time.perf_counter_ns() % 1000)"
+
+
+def test_an_operator_of_the_backward_has_the_line_and_the_module_of_its_forward() -> None:
+    counter = iter(range(100))
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.tanh()
+            if y.requires_grad:
+                y.register_hook(lambda gradient: gradient + next(counter))
+            return y * 3
+
+    net = nn.Sequential(nn.Linear(2, 2), Scaled())
+    found = repeat(lambda: net(torch.ones(1, 2)).sum().backward(), modules=net)
+    assert found.phase == "backward"
+    assert found.operator == "aten.add.Tensor"
+    assert found.module == "1"
+
+
+def test_steps_that_call_other_operators_or_settings_say_so() -> None:
+    calls = iter(range(100))
+
+    def other_operator() -> None:
+        x = torch.ones(3)
+        x.sin() if next(calls) % 2 else x.cos()
+
+    found = repeat(other_operator)
+    assert {found.operator, found.operator_b} == {"aten.sin.default", "aten.cos.default"}
+    assert repeat(lambda: torch.ones(3) * next(calls)).differs.startswith("its argument 1 is ")
+    more = repeat(lambda: [torch.ones(3) for _ in range(next(calls))])
+    assert more.differs == "the runs call different operators"
+
+
+def test_memory_that_was_never_written_counts_for_nothing() -> None:
+    assert not repeat(lambda: torch.empty(1000).fill_(1.0) + torch.ones(1000).new_empty(1000).zero_())
+
+
+def test_nan_equals_nan_and_one_bit_is_found() -> None:
+    calls = iter(range(100))
+    assert not repeat(lambda: torch.full((3,), float("nan")) + 1)
+    numbers = [numpy.float32(1), numpy.nextafter(numpy.float32(1), numpy.float32(2))]
+    assert repeat(lambda: torch.from_numpy(numpy.array([numbers[next(calls) % 2]])) * 2)
+    order = [[1.0, 2.0], [2.0, 1.0]]
+    assert repeat(lambda: torch.tensor(order[next(calls) % 2]) * 2)
+
+
+@pytest.mark.parametrize("fails_in", [1, 2])
+def test_an_error_of_the_step_is_raised_and_everything_is_put_back(fails_in: int) -> None:
+    net, calls = nn.BatchNorm1d(2), []
+
+    def step() -> None:
+        calls.append(1)
+        net(torch.randn(4, 2))
+        net.eval()
+        if len(calls) == fails_in:
+            raise ZeroDivisionError("of the user")
+
+    before, generator = net.running_mean.clone(), torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError, match="of the user"):
+        repeat(step, modules=net)
+    assert net.training
+    assert bool((net.running_mean == before).all())
+    assert bool((torch.get_rng_state() == generator).all())
+
+
+def test_recorders_record_nothing_of_it_and_wrong_arguments_are_errors() -> None:
+    net = nn.Linear(2, 2)
+    with Recorder(ForwardMonitor(Mean())).modules(net) as recorder:
+        assert not repeat(lambda: net(torch.ones(1, 2)), modules=net)
+        assert sum(recorder.samples.values()) == 0
+    with pytest.raises(ValueError, match="two runs at least"):
+        repeat(lambda: None, 1)
+    with pytest.raises(TargetError, match="give modules and optimizers; got int"):
+        repeat(lambda: None, modules=[3])
