@@ -78,6 +78,9 @@ GUARDS = {"Hook", "_hook", "guarded", "failure_of"}
 UNGUARDED = {
     # a quick look of the user: what fails in it is raised by the call that he made, and hooks are on during that call only
     "recorders.recorder.cache": {"partial(keep, place.name)"},
+    # so it is of `bisect`, which puts everything back then
+    "recorders.watch.divergence.tracing": {"self._before(watcher)", "self._after(watcher)"},
+    "recorders.watch.divergence.gradients": {"keep"},
     # the guard is in the function that calls these two
     "recorders._torch.__init__": {"call"},
     "recorders.monitors.gradient_hooks": {"function"},
