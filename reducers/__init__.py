@@ -44,8 +44,10 @@ from reducers.samples.whole import Whole
 from reducers.state import Result, State
 from reducers.statistics.activity import Activity, Idle, Sparsity
 from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Sum
+from reducers.statistics.digest import Digest
 from reducers.statistics.moments import Moments, Summary
 from reducers.statistics.norm import Norm
+from reducers.statistics.sketch import Sketch, sketch_distance
 from reducers.statistics.weighted import WeightedMean, WeightedMoments
 from reducers.temporal.ema import EMA, Difference, FirstNonfinite, TimeSince
 from reducers.temporal.geometry import Geometry
@@ -79,6 +81,7 @@ __all__ = [
     "CumulativeTrace",
     "DTypeError",
     "Difference",
+    "Digest",
     "DistinctCount",
     "EmptyStateError",
     "EveryNth",
@@ -119,6 +122,7 @@ __all__ = [
     "ScaledCumulativeTrace",
     "ScaledNearestTrace",
     "Scan",
+    "Sketch",
     "Sparsity",
     "State",
     "StateError",
@@ -143,6 +147,7 @@ __all__ = [
     "participation_ratio",
     "principal_axes",
     "singular_values",
+    "sketch_distance",
     "spectral_norm",
     "stable_rank",
     "to_recipe",

@@ -23,6 +23,7 @@ from references_distributions import (
     quantiles,
     reservoir,
 )
+from references_hashing import digest, sketch
 from references_temporal import (
     differences,
     ema,
@@ -57,6 +58,7 @@ from reducers import (
     CrossCovariance,
     CumulativeTrace,
     Difference,
+    Digest,
     DistinctCount,
     EveryNth,
     Extremes,
@@ -89,6 +91,7 @@ from reducers import (
     ScaledCumulativeTrace,
     ScaledNearestTrace,
     Scan,
+    Sketch,
     Sparsity,
     Sum,
     Summary,
@@ -475,6 +478,9 @@ CASES = (
     Case(TopK("b c h -> h c", k=5), extreme(5, True, (2, 1)), trailing=(3, 2), dtypes=FLOATS, splittable=False),
     Case(BottomK("b c -> c", k=3), extreme(3, False, (1,)), dtypes=FLOATS, splittable=False),
     Case(Reservoir(k=4, seed=7), reservoir(4, 7), dtypes=(torch.float64,), splittable=False, left_out=SHOWN),
+    Case(Digest(), digest, dtypes=(torch.float64, torch.complex128), splittable=False, left_out=SHOWN),
+    Case(Sketch(k=64), sketch(64), dtypes=REAL + COMPLEX, splittable=False),
+    Case(Sketch(k=128), sketch(128), trailing=(50, 3), splittable=False),
     Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False, left_out=SHOWN),
     Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False, left_out=SHOWN),
     Case(Fold(larger_and_stacked), np.concatenate, data=False, left_out=SHOWN),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["bits_of", "integers", "mix", "shift_right"]
+__all__ = ["GOLDEN", "bits_of", "integers", "mix", "mixed", "shift_right"]
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+"""2**64 over the golden ratio, as int64."""
+
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
 
@@ -22,10 +24,18 @@ def mix(x: Tensor, salt: int) -> Tensor:
 
     Reference: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, variant 13 of Stafford.
     """
-    x = x + ((salt * _GOLDEN + 2**63) % 2**64 - 2**63)
+    x = x + ((salt * GOLDEN + 2**63) % 2**64 - 2**63)
     x = (x ^ shift_right(x, 30)) * _FIRST
     x = (x ^ shift_right(x, 27)) * _SECOND
     return x ^ shift_right(x, 31)
+
+
+def mixed(x: int, salt: int) -> int:
+    """Return what `mix` returns, of a Python integer modulo 2**64, from 0 to below 2**64."""
+    x = (x + salt * GOLDEN) % 2**64
+    x = (x ^ x >> 30) * _FIRST % 2**64
+    x = (x ^ x >> 27) * _SECOND % 2**64
+    return x ^ x >> 31
 
 
 def bits_of(x: Tensor) -> Tensor:

@@ -64,11 +64,11 @@ def libraries() -> list[Library]:
     for name, flags in INSTRUCTION_SETS.get(platform.machine(), {"DEFAULT": ()}).items():
         objects = [
             (LOOPS / source, (*flags, f"-DELEMENTS={elements}"))
-            for source in ("sweeping.cpp", "weighting.cpp", "binned.cpp")
+            for source in ("sweeping.cpp", "weighting.cpp", "binned.cpp", "sketch.cpp")
             for elements in _ELEMENTS
         ]
         common = LOOPS / "common.cpp", (*flags, f'-DSOURCES="{loops}"')
-        found.append(Library(loops_for(name), (*objects, common), loops))
+        found.append(Library(loops_for(name), (*objects, (LOOPS / "digest.cpp", flags), common), loops))
     reading = GRAPHS / "reading.cpp", (f"-I{ROOT / LOOPS}", f'-DSOURCES="{both}"')
     return [*found, Library(READING, (reading,), both)]
 

@@ -19,11 +19,13 @@ __all__ = [
     "ELEMENTS",
     "WEIGHTS",
     "binned_for",
+    "digest",
     "in_order",
     "join",
     "library",
     "opened",
     "rows_for",
+    "sketch_for",
     "state",
     "sweep_for",
     "weighted_for",
@@ -154,11 +156,23 @@ def join() -> Any:
     return found.reducers_join
 
 
-def _function(name: str, elements: str, asked: Any) -> Any:
+@cache
+def digest() -> Any:
+    """Return the loop that hashes the bits of tensors; None if there is none."""
+    return _function("digest")
+
+
+@cache
+def sketch_for(elements: str) -> Any:
+    """Return the loop that adds elements with random signs; None if there is none."""
+    return _function("sketch", elements)
+
+
+def _function(name: str, elements: str = "", *asked: Any) -> Any:
     found = library()
     if found is None:
         return None
-    find = getattr(found, f"reducers_{name}_{elements}")
+    find = getattr(found, f"reducers_{name}_{elements}".rstrip("_"))
     find.restype = ctypes.c_void_p
-    address = find(asked)
+    address = find(*asked)
     return None if address is None else _SWEEP(address)
