@@ -35,6 +35,7 @@ from recorders.watch.diagnosis.limits import (
     LARGE_TARGET,
     LOSS,
     MASSIVE,
+    PROBE,
     SHRUNK,
     SIGNAL,
     UNIT_SHARE,
@@ -407,6 +408,65 @@ def largest_shares(run: Run) -> Tensor:
     return (query @ key.transpose(1, 2) * run.setup.net.scale).softmax(2).amax(2)
 
 
+def score_spreads(run: Run) -> Tensor:
+    """The standard deviation of the scores of each query."""
+    query, key = (run.outputs_of(name) for name in ("query", "key"))
+    scale = run.setup.net.scale
+    return (query @ key.transpose(1, 2) * (1.0 if scale is None else scale)).std(2)
+
+
+def places_and_layers(run: Run) -> dict[str, float]:
+    places = [one for _, one in run.setup.net.named_modules(remove_duplicate=False) if isinstance(one, nn.Linear)]
+    return {"places": len(places), "layers": len({*places})}
+
+
+def directions(run: Run) -> tuple[Tensor, None]:
+    """How far the samples differ in the first directions of the outputs of layer 3, relative to the first."""
+    rows = run.outputs_of("3")
+    sizes = torch.linalg.svdvals(rows - rows.mean(0))[:8]
+    return sizes / sizes[0], None
+
+
+def logit_in_training(run: Run) -> list[float]:
+    """A logit of one sample in training mode, again and again."""
+    x, _ = run.setup.batch(1000)
+    torch.manual_seed(0)
+    run.setup.net.train()
+    with torch.no_grad():
+        return [run.setup.net(x[:1])[0, 0].item() for _ in range(40)]
+
+
+def sums_over_classes(run: Run) -> tuple[Tensor, Tensor]:
+    """Mean and deviation over samples of the sum of the probabilities of all classes at each position."""
+    x, _ = run.setup.batch(1000)
+    with torch.no_grad():
+        sums = run.setup.net.eval()(x).exp().sum(2)
+    return sums.mean(0), sums.std(0)
+
+
+def two_losses(run: Run) -> dict[str, float]:
+    x, y = run.setup.batch(1000)
+    with torch.no_grad():
+        output = run.setup.net.eval()(x)
+    as_trained, meant = run.setup.loss(output, y), nn.functional.cross_entropy(output.transpose(1, 2), y)
+    return {"loss as trained": round(as_trained.item(), 2), "cross entropy of each position": round(meant.item(), 2)}
+
+
+def losses_ahead(run: Run) -> tuple[Tensor, None]:
+    """The cross entropy of the tokens that are so many positions ahead of the inputs, from 0 on."""
+    x, _ = run.setup.batch(1000)
+    with torch.no_grad():
+        logits = run.setup.net.eval()(x).transpose(1, 2)
+    ahead = [nn.functional.cross_entropy(logits[:, :, : x.shape[1] - by], x[:, by:]) for by in range(5)]
+    return torch.stack(ahead), None
+
+
+def apart_by_token(run: Run) -> tuple[Tensor, None]:
+    """How far the weights of each token that is read are from those of the token that is predicted."""
+    net = run.setup.net
+    return (net.get_input_embeddings().weight - net.get_output_embeddings().weight).detach().norm(dim=1), None
+
+
 def after_other_batches(run: Run) -> list[float]:
     """The loss of one batch, each time after another batch."""
     x, y = run.setup.batch(1000)
@@ -555,6 +615,38 @@ ONE: dict[str, Callable[..., None]] = {
     ),
     "attention-saturated": attention,
     "attention-uniform": attention,
+    "attention-unscaled": partial(
+        distribution,
+        of=score_spreads,
+        label="deviation of the scores of a query",
+        limits={"a higher median is told": PROBE.unscaled},
+    ),
+    "repeated-layer": partial(shares, of=places_and_layers, label="linear layers"),
+    "one-direction": partial(
+        by_unit,
+        of=directions,
+        label="size, relative to the first",
+        across="direction of the outputs of layer 3",
+        log=True,
+        limits={"less is none": PROBE.rank},
+    ),
+    "dropout-on-outputs": partial(
+        over_steps, of=logit_in_training, label="logit of a sample", across="pass of the same sample in training mode"
+    ),
+    "softmax-axis": partial(by_unit, of=sums_over_classes, label="sum over classes", across="position"),
+    "activations-in-a-row": partial(
+        distribution,
+        of=lambda run: run.setup.net.eval()(run.setup.batch(1000)[0]).detach(),
+        label="output of the sigmoid",
+        ends=(0.0, 1.0),
+    ),
+    "outputs-reshaped": partial(shares, of=two_losses, label="loss"),
+    "targets-displaced": partial(by_unit, of=losses_ahead, label="cross entropy", across="positions ahead of the inputs"),
+    "sees-only-the-past": partial(
+        by_unit, of=effects_of_later_ones, label="change of outputs", across="position; inputs from 5 on are changed"
+    ),
+    "oscillating-weights": partial(over_steps, of=partial(of_weights, "weights"), label="norm of weights"),
+    "untied-weights": partial(by_unit, of=apart_by_token, label="distance of weights", across="token"),
     "frozen-from-start": partial(by_layer, of=partial(typical, "updates"), label="update / weight"),
     "wrong-normalisation": partial(by_layer, of=root_mean_squares, label="root mean square of outputs", log=True),
     "shrinking-signal": partial(by_layer, of=root_mean_squares, label="root mean square of outputs", log=True),
@@ -577,6 +669,7 @@ TWO: dict[str, Callable[..., None]] = {
     "sorted-target": labels_by_batch,
     "unreachable-target": output_and_target,
     "shapes-broadcast": output_and_target,
+    "normalised-outputs": output_and_target,
     "exclusive-labels": labels_and_probabilities,
 }
 """What is drawn side by side."""

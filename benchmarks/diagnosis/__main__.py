@@ -4,6 +4,7 @@ Options:
     --compiled      the nets are compiled, by `torch.compile(backend="aot_eager")`.
     --chosen        only the programs by which thresholds were chosen.
     --held-out      only the programs that were held out of that.
+    --beside        only the trainings beside the programs, with faults of their own.
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
 
 Writes `results/diagnosis.json`, or `diagnosis_compiled.json` and `diagnosis_peers.json`, and prints a table. A fault counts if it
@@ -15,15 +16,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.diagnosis.cases import cases, matters
+from benchmarks.diagnosis.cases import Case, cases, cases_beside, matters
+from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.scoring import WATCHES, Row, rows
 from benchmarks.diagnosis.training import PROGRAMS
 from benchmarks.measure import write
 
-PARTS = {"chosen": False, "held out": True}
+PARTS: dict[str, Callable[[], list[Case]]] = {
+    "chosen": partial(cases, False),
+    "held out": partial(cases, True),
+    "beside": cases_beside,
+}
+"""The trainings of each part."""
 CATEGORIES = ("optimisation", "architecture", "data", "state")
 
 
@@ -33,7 +41,8 @@ def that_count(found: Sequence[Row]) -> list[Row]:
     return [
         row
         for row in found
-        if row.fault and (row.error or matters(healthy[row.program, row.seed], row.score, PROGRAMS[row.program]))
+        if row.fault
+        and (row.error or matters(healthy[row.program, row.seed], row.score, PROGRAMS.get(row.program) or MORE[row.program]))
     ]
 
 
@@ -79,13 +88,13 @@ def lines(name: str, scores: dict[str, Any]) -> Iterator[str]:
 
 
 def main(*options: str) -> None:
-    parts = {"chosen": False} if "--chosen" in options else {"held out": True} if "--held-out" in options else PARTS
+    parts = [part for part in PARTS if f"--{part.replace(' ', '-')}" in options] or [*PARTS]
     watches = [name for name in WATCHES if name != "ours"] if "--peers" in options else ["ours"]
     scores: dict[str, Any] = {}
     told: dict[str, Any] = {}
-    for part, held_out in parts.items():
+    for part in parts:
         for watch in watches:
-            found = rows(cases(held_out), "aot_eager" if "--compiled" in options else None, watch)
+            found = rows(PARTS[part](), "aot_eager" if "--compiled" in options else None, watch)
             name = part if watch == "ours" else f"{part}, {watch}"
             scores[name], told[name] = summary(found), [*map(asdict, found)]
             print("\n".join(lines(name, scores[name])), flush=True)

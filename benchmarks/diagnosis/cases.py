@@ -7,11 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import benchmarks.diagnosis.more_faults_of_others
+import benchmarks.diagnosis.more_faults_of_sequences
 import benchmarks.diagnosis.programs  # noqa: F401  registers the programs
 from benchmarks.diagnosis.faults import GENERAL, Unfit
+from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.training import PROGRAMS, Fault, Program, Training
 
-__all__ = ["Case", "case", "cases", "matters"]
+__all__ = ["Case", "case", "cases", "cases_beside", "matters"]
 
 CHOSEN, HELD_OUT = 3, 1
 """In how many programs each general fault is planted at least, of those by which thresholds are chosen and of those held out."""
@@ -43,7 +46,7 @@ class Case(NamedTuple):
 
 def case(program: str, fault: str | None, seed: int) -> Case:
     """Returns a case by names, as another process gets it. A program's own fault goes before a general one of the same name."""
-    one = PROGRAMS[program]
+    one = PROGRAMS.get(program) or MORE[program]
     return Case(one, None if fault is None else one.faults.get(fault) or GENERAL[fault], seed)
 
 
@@ -62,6 +65,15 @@ def cases(held_out: bool | None = None) -> list[Case]:
         found += [Case(program, None, seed) for seed in (0, 1)]
         found += [Case(program, fault, 0) for fault in program.faults.values()]
         found += [Case(program, GENERAL[name], 0) for name in general[program.name]]
+    return found
+
+
+def cases_beside() -> list[Case]:
+    """Returns the trainings beside the programs: each healthy with two seeds, and with each of its own faults."""
+    found = []
+    for _, program in sorted(MORE.items()):
+        found += [Case(program, None, seed) for seed in (0, 1)]
+        found += [Case(program, fault, 0) for fault in program.faults.values()]
     return found
 
 

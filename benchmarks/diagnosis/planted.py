@@ -522,6 +522,39 @@ def _(setup: Setup) -> None:
     setup.net = nn.Sequential(*setup.net, nn.ReLU())
 
 
+@case("activations-in-a-row")
+def _(setup: Setup) -> None:
+    probabilities(setup)
+    setup.net = nn.Sequential(*setup.net[:-1], nn.ReLU(), nn.Sigmoid())
+
+
+@case("normalised-outputs")
+def _(setup: Setup) -> None:
+    several_numbers(setup)
+    setup.net.append(nn.LayerNorm(CLASSES))
+
+
+@case("oscillating-weights")
+def _(setup: Setup) -> None:
+    line(setup)
+    setup.rate = 0.048
+
+
+def line(setup: Setup) -> None:
+    """A linear net and all the data at once; rates above 0.049 diverge."""
+    regression(setup)
+    x = torch.cat([setup.batch(step)[0] for step in range(8)]) + 1
+    batch = x, x.sum(1, keepdim=True)
+    setup.net, setup.batch = nn.Sequential(nn.Linear(FEATURES, 1)), lambda step: batch
+    setup.optimizer, setup.rate = torch.optim.SGD, 0.01
+
+
+def several_numbers(setup: Setup) -> None:
+    inner = setup.batch
+    setup.batch = lambda step: (inner(step)[0], inner(step)[0][:, :CLASSES])
+    setup.loss, setup.shows_example = nn.functional.mse_loss, True
+
+
 def several_labels(setup: Setup) -> None:
     inner = setup.batch
 
@@ -530,6 +563,12 @@ def several_labels(setup: Setup) -> None:
         return x, (x[:, :CLASSES] > 0).float()
 
     setup.batch, setup.loss = batch, nn.functional.binary_cross_entropy_with_logits
+
+
+def probabilities(setup: Setup) -> None:
+    several_labels(setup)
+    setup.net.append(nn.Sigmoid())
+    setup.loss, setup.shows_example = nn.functional.binary_cross_entropy, True
 
 
 def planted(kind: str) -> Setup:
@@ -602,5 +641,8 @@ COUNTERPARTS: dict[str, Callable[[Setup], Any]] = {
     "shapes-broadcast": regression,
     "exclusive-labels": several_labels,
     "wrong-probabilities": several_labels,
+    "activations-in-a-row": probabilities,
+    "normalised-outputs": several_numbers,
+    "oscillating-weights": line,
 }
 """What a healthy training has in common with the planted one of a kind, if its net or its task differs from that of `Setup`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ class Reader(nn.Module):
         self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, outputs)
         self.pooled, self.causal, self.inverted = pooled, causal, False
-        self.scale, self.place_scale = WIDTH**-0.5, 1.0
+        self.scale: float | None = WIDTH**-0.5
+        self.place_scale = 1.0
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens) + self.place_scale * self.positions
-        scores = self.query(x) @ self.key(x).transpose(1, 2) * self.scale
+        scores = self.query(x) @ self.key(x).transpose(1, 2)
+        if self.scale is not None:
+            scores = scores * self.scale
         if self.causal:
             scores = scores.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -torch.inf)
         kept = torch.ones_like(tokens, dtype=torch.bool) if padding is None else padding if self.inverted else ~padding
@@ -49,6 +53,27 @@ class Padded(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         logits: Tensor = self.reader(batch["tokens"], batch["padding"])
+        return logits
+
+
+class WithConfig(nn.Module):
+    """A causal reader of which a configuration says that it has one weight for the tokens it reads and those it predicts."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.reader, self.config = Reader(causal=True), SimpleNamespace(tie_word_embeddings=True)
+        nn.init.normal_(self.reader.embedding.weight, std=0.25)
+        if tied:
+            self.reader.head.weight = self.reader.embedding.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.reader.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.reader.head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.reader(tokens)
         return logits
 
 
@@ -72,6 +97,40 @@ def classes(setup: Any) -> None:
     setup.net, setup.rate = Reader(4, pooled=True), 1e-2
     setup.batch = lambda step: (texts(step)[:, :-1], (texts(step)[:, 1] - texts(step)[:, 0]) % TOKENS)
     setup.shows_example = True
+
+
+def begun(setup: Any) -> None:
+    """A net that has only begun to tell by which step texts count."""
+    classes(setup)
+    setup.rate = 1e-3
+
+
+def by_position(setup: Any) -> None:
+    """A net that tells at each position by which step texts count."""
+    setup.net, setup.rate = Reader(4), 1e-2
+    setup.batch = lambda step: (texts(step)[:, :-1], (texts(step).diff() % TOKENS))
+    setup.loss = lambda output, target: F.cross_entropy(output.transpose(1, 2), target)
+    setup.shows_example = True
+
+
+def log_shares(setup: Any, axis: int = 2) -> None:
+    """The same, by a net that returns logarithms of probabilities."""
+    by_position(setup)
+    setup.net = nn.Sequential(setup.net, nn.LogSoftmax(axis))
+    setup.loss = lambda output, target: F.nll_loss(output.transpose(1, 2), target)
+
+
+def gaps(setup: Any) -> None:
+    """A net that fills in tokens that were taken out of texts."""
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        tokens = texts(step)[:, :-1]
+        out = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(step)) < 0.2
+        return tokens.masked_fill(out, TOKENS), tokens.masked_fill(~out, -100)
+
+    setup.net, setup.batch, setup.rate, setup.shows_example = Reader(), batch, 1e-2, True
+    setup.net.embedding = nn.Embedding(TOKENS + 1, WIDTH)
+    setup.loss = lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def padded(setup: Any) -> None:
@@ -123,6 +182,32 @@ class FirstThree(nn.Module):
         return found
 
 
+class LowRank(nn.Linear):
+    """A linear layer of 24 units that reads 24 others by a few numbers."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, 24)
+        self.read = nn.Parameter(torch.randn(rank, 24) / 24**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ self.read.T)
+
+
+def hidden() -> nn.Module:
+    return nn.Sequential(nn.Linear(24, 24), nn.ReLU())
+
+
+def deeper(setup: Any) -> None:
+    """The healthy training, of a net with more hidden layers."""
+    layer(setup, 3, lambda: nn.Sequential(*(hidden() for _ in range(3))))
+    del setup.net[4]
+
+
+def one_layer_thrice(setup: Any) -> None:
+    deeper(setup)
+    setup.net[3] = nn.Sequential(*[hidden()] * 3)
+
+
 def layer(setup: Any, place: int, make: Callable[[], nn.Module]) -> None:
     vectors(setup)
     setup.net[place] = make()
@@ -138,6 +223,32 @@ def target_not_ahead(setup: Any) -> None:
     setup.batch = lambda step: (texts(step)[:, :-1],) * 2
 
 
+def dropout_last(setup: Any) -> None:
+    vectors(setup)
+    setup.net.append(nn.Dropout(0.5))
+
+
+def reshaped(setup: Any) -> None:
+    by_position(setup)
+    setup.loss = lambda output, target: F.cross_entropy(output.reshape(BATCH, -1, LENGTH), target)
+
+
+def shifted_twice(setup: Any) -> None:
+    language(setup)
+    setup.loss = lambda output, target: F.cross_entropy(output[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+
+
+def tied(setup: Any) -> None:
+    """A causal net with one weight for the tokens it reads and those it predicts."""
+    language(setup)
+    setup.net = WithConfig(tied=True)
+
+
+def untied(setup: Any) -> None:
+    tied(setup)
+    setup.net = WithConfig(tied=False)
+
+
 RELATIONS: dict[str, Callable[[Any], Any]] = {
     "samples-mix": partial(layer, place=1, make=lambda: nn.Softmax(0)),
     "random-in-evaluation": partial(layer, place=2, make=InEvaluationToo),
@@ -149,6 +260,15 @@ RELATIONS: dict[str, Callable[[Any], Any]] = {
     "order-has-no-effect": partial(attribute, task=classes, name="place_scale", value=0.0),
     "attention-saturated": partial(attribute, task=classes, name="scale", value=1000.0),
     "attention-uniform": partial(attribute, task=classes, name="scale", value=1e-9),
+    "attention-unscaled": partial(attribute, task=begun, name="scale", value=None),
+    "repeated-layer": one_layer_thrice,
+    "one-direction": partial(layer, place=3, make=lambda: LowRank(1)),
+    "dropout-on-outputs": dropout_last,
+    "softmax-axis": partial(log_shares, axis=1),
+    "outputs-reshaped": reshaped,
+    "targets-displaced": shifted_twice,
+    "sees-only-the-past": partial(attribute, task=gaps, name="causal", value=True),
+    "untied-weights": untied,
 }
 """By kind, what plants it in a `Setup`."""
 
@@ -163,5 +283,14 @@ LIKE: dict[str, Callable[[Any], Any]] = {
     "order-has-no-effect": classes,
     "attention-saturated": classes,
     "attention-uniform": classes,
+    "attention-unscaled": begun,
+    "repeated-layer": deeper,
+    "one-direction": vectors,
+    "dropout-on-outputs": vectors,
+    "softmax-axis": log_shares,
+    "outputs-reshaped": by_position,
+    "targets-displaced": language,
+    "sees-only-the-past": gaps,
+    "untied-weights": tied,
 }
 """By kind, what makes a `Setup` the healthy training that is most like it."""

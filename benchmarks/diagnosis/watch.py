@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -13,6 +15,26 @@ from benchmarks.diagnosis.training import Training
 from recorders import findings, presets
 
 __all__ = ["Health"]
+
+
+def keeper_of_calls(kept: dict[str, Any]) -> Callable[..., None]:
+    """Returns a hook that keeps how a net was called in training last, which a person knows who gives an example.
+
+    It is a function, so that copies of the net do not copy what else is known. A graph keeps nothing.
+    """
+
+    def keep(net: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        signature = inspect.signature(net.forward)
+        if args and any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values()):
+            return
+        named = dict(signature.bind(*args, **kwargs).arguments)
+        further = next((name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), "")
+        kept.clear()
+        kept.update(named.pop(further, {}) | named)
+
+    return keep
 
 
 class Health:
@@ -27,15 +49,17 @@ class Health:
         self.asked, self.found = asked, dict[int, Any]()
         self.recorder: Any = None
         self.last, self.batch = 0, (None, None)
+        self.call: dict[str, Any] = {}
 
     def begin(self, training: Training, optimizers: Sequence[Optimizer]) -> None:
+        training.net.register_forward_pre_hook(keeper_of_calls(self.call), with_kwargs=True)
         self.recorder = presets.health().modules(training.net)
 
     def after(self, step: int, loss: Tensor, inputs: Any, target: Any) -> bool | None:
         self.push(loss, target)
         self.last = step + 1
         if self.last in self.asked:
-            self.found[self.last] = findings(self.recorder, example=inputs, target=target)
+            self.found[self.last] = findings(self.recorder, example=self.call or inputs, target=target)
         self.batch = inputs, target
         return None
 
@@ -49,5 +73,5 @@ class Health:
         """The findings at the end."""
         self.recorder.deregister()
         inputs, target = self.batch
-        self.found[self.last] = findings(self.recorder, example=inputs, target=target)
+        self.found[self.last] = findings(self.recorder, example=self.call or inputs, target=target)
         return self.found[self.last]

@@ -32,6 +32,8 @@ If samples have few features, they are of as many samples as have `FEATURES` ele
 LABELS = 64
 """How many columns follow: how often each label comes, modulo this number. They are zero for floating-point numbers."""
 SAMPLES, FEATURES = 64, 4096
+IGNORED = -100
+"""The label of elements that losses leave out, which is the default of PyTorch's `ignore_index`."""
 
 
 def rows_of(batch: Any, *_: Any) -> Any:
@@ -50,6 +52,8 @@ def _row(x: Tensor) -> Tensor:
     few = few.flatten(1) if few.ndim > 1 else few[:, None]
     few = few[:, :: max(1, few.shape[1] // FEATURES)]
     exact = few.abs() if few.is_complex() else few
+    if _has_ignored(exact):
+        exact = exact[exact != IGNORED][:, None]
     small = exact.float()
     numbers = [float(x.numel()), float(x.shape[0] if x.ndim else 1), float(x.ndim), float(x.is_floating_point())]
     measured = torch.stack([torch.isfinite(x.detach().float().sum()), *_measured(small)]) if x.numel() else None
@@ -63,6 +67,14 @@ def _row(x: Tensor) -> Tensor:
 
 
 _NONE = [0.0] * LABELS
+
+
+def _has_ignored(x: Tensor) -> bool:
+    """Whether losses leave out some of the labels, but not all; on a device that is not asked, as one would have to wait for it."""
+    if x.is_floating_point() or x.dtype == torch.bool or x.device.type != "cpu" or not x.numel():
+        return False
+    ignored = x == IGNORED
+    return bool(ignored.any()) and not bool(ignored.all())
 
 
 def _measured(x: Tensor) -> list[Tensor]:

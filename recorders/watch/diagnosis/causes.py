@@ -146,6 +146,9 @@ CAUSES: dict[str, Cause] = {
     "replicas-differ": Cause(
         "replicas that should be equal differ", "check that all ranks start from the same weights and reduce their gradients"
     ),
+    "shared-layers": Cause(
+        "one layer stands in several places", "a layer for each place: [make() for _ in range(n)], where it said [layer] * n"
+    ),
     "untied": Cause("weights that should be tied are not", "tie them again after the net is moved or loaded"),
 }
 """By name, the causes that findings name."""
@@ -317,6 +320,7 @@ KINDS: dict[str, FindingKind] = {
     "sees-the-future": FindingKind(
         "error", "The net reads what it ought to predict, and will not have it in use.", ("mask", "wrong-axis")
     ),
+    "sees-only-the-past": FindingKind("warning", "What comes later would tell more, and is not read.", ("mask",)),
     "targets-are-inputs": FindingKind(
         "error",
         "The net learns to repeat what it is given.",
@@ -342,6 +346,37 @@ KINDS: dict[str, FindingKind] = {
         ("attention-scale", "initialisation", "rate-too-high"),
     ),
     "attention-uniform": FindingKind("warning", "It is a mean, whatever is asked.", ("attention-scale", "initialisation")),
+    "attention-unscaled": FindingKind(
+        "warning", "Scores that grow with the width of the head make each query read one key.", ("attention-scale",)
+    ),
+    "repeated-layer": FindingKind(
+        "warning", "The places share their weights, so the net has fewer parameters than it seems to.", ("shared-layers",)
+    ),
+    "one-direction": FindingKind(
+        "warning", "All that the layer says of a sample is one number.", ("bottleneck", "symmetry", "initialisation")
+    ),
+    "dropout-on-outputs": FindingKind(
+        "warning", "The loss sees outputs that the net did not mean, and pulls the others up for them.", ("dropout",)
+    ),
+    "softmax-axis": FindingKind("error", "The shares of what does not compete sum to one.", ("wrong-axis", "output-activation")),
+    "activations-in-a-row": FindingKind(
+        "warning", "Half of what the second could give never comes.", ("output-activation", "dead-units")
+    ),
+    "outputs-reshaped": FindingKind(
+        "error",
+        "Numbers of different positions are taken for the logits of one.",
+        ("wrong-axis",),
+        "transpose or permute, not view",
+    ),
+    "targets-displaced": FindingKind(
+        "error",
+        "The net learns to predict another position than it is used for.",
+        ("labels-do-not-fit",),
+        "labels that are shifted once: by the data or by the loss, not by both",
+    ),
+    "normalised-outputs": FindingKind("warning", "The net cannot return what the target is.", ("normalisation",)),
+    "oscillating-weights": FindingKind("warning", "Steps jump over the minimum and back.", ("rate-too-high", "momentum")),
+    "untied-weights": FindingKind("warning", "The net has weights that it was to share, and they drift apart.", ("untied",)),
     "random-in-evaluation": FindingKind(
         "warning", "Scores and predictions are noisy, and worse than the net is.", ("dropout", "train-mode")
     ),

@@ -12,7 +12,7 @@ from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules
 from recorders.watch.diagnosis.coverage import coverage
-from recorders.watch.diagnosis.evidence import evidence
+from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.explaining import explained
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
 from recorders.watch.diagnosis.learned import Learned, learned_at, left_ranges
@@ -82,7 +82,7 @@ def findings(
     found = [finding for rule in RULES for finding in rule(known)]
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
     found += left
-    runs = _runs(recorded, example, target)
+    runs = _runs(recorded, example, target, known)
     found += runs.found
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
@@ -101,14 +101,14 @@ RULES = (*layer_rules.RULES, *net_rules.RULES, *optimizer_rules.RULES, *batch_ru
 """Each looks at what is known of a training, and yields what it finds."""
 
 
-def _runs(recorded: Recorder | Recording, example: Any, target: Any) -> Probed:
+def _runs(recorded: Recorder | Recording, example: Any, target: Any, known: Evidence) -> Probed:
     """What runs of a copy of the first net on an example tell."""
     if example is None or not isinstance(recorded, Recorder):
         return Probed([], [], [])
     net = next(iter(recorded._live_nets()), None)
     if net is None:
         return Probed([], ["relations of the net: the recorder has no net, or it no longer exists"], [])
-    return probed(net, example, target)
+    return probed(net, example, target, None if known.loss is None else known.loss.end())
 
 
 def _left_out(parts: Mapping[str, Subrecording]) -> list[Finding]:

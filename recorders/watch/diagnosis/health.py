@@ -47,10 +47,11 @@ class NetOutputMonitor(ForwardMonitor):
     of_net = True
 
 
-def health(first: int = 50, every: int = 64) -> Recorder:
+def health(first: int = 24, every: int = 128) -> Recorder:
     """A recorder of what `findings` examines: outputs, gradients and updates of each layer, inputs, steps, and what you push.
 
-    It records the first steps, and then two of every so many, which takes little of a long training. Push the loss of each step,
+    It records the first steps, later ones ever more seldom (see `Early`), and at last two of every so many, which takes little of a
+    training. Push the loss of each step,
     and the target, and `findings` examines these, too::
 
         recorder = presets.health().modules(net)
@@ -66,7 +67,7 @@ def health(first: int = 50, every: int = 64) -> Recorder:
 
     Args:
         first: how many steps are recorded in the beginning.
-        every: of so many later steps two are.
+        every: of so many steps two are at least, however late.
 
     >>> sorted(health().modules(nn.Linear(2, 1)))
     ['gradient', 'inference', 'inputs', 'loss', 'output', 'outputs', 'size', 'steps', 'target', 'update', 'weights']

@@ -24,6 +24,7 @@ __all__ = [
     "MASSIVE",
     "NORMS",
     "NORM_EPSILON",
+    "OSCILLATES",
     "PROBE",
     "RATE_ENDS",
     "RECENT",
@@ -194,6 +195,26 @@ class DecayLimits(NamedTuple):
 
 DECAYS = DecayLimits()
 
+
+class OscillationLimits(NamedTuple):
+    """When weights oscillate. All are ours.
+
+    Norms that change at random turn in half to two thirds of the steps.
+
+    Attributes:
+        least, most: of how many steps the norms are judged.
+        turns: the share of the steps in which a norm that rose falls, or the other way round.
+        size: the typical change of a norm, relative to it, below which it does not matter.
+    """
+
+    least: int = 16
+    most: int = 24
+    turns: float = 0.9
+    size: float = 1e-3
+
+
+OSCILLATES = OscillationLimits()
+
 RATE_ENDS = 1e-2
 """A schedule has ended when the rate is below this share of the highest."""
 
@@ -237,9 +258,11 @@ class InitialLimits(NamedTuple):
     Attributes:
         gain, last: the largest accepted gain of a hidden layer, and of the last one, of which only the loss sees how large it is.
         bias: the largest accepted root mean square of a bias of a hidden layer.
-        overwritten: how many times as large weights may be as at the last step recorded, which is at most 64 steps ago.
+        overwritten: how many times as large weights may be as at the last step recorded, which is at most 128 steps ago.
         least: the number of weights from which on one sees how they were drawn.
         wide: from so many inputs on a layer of one unit is narrow.
+        many: from so many classes, or items, on one or two numbers are too few to tell them apart.
+        passing: the share of paths that dropouts in a row must leave.
     """
 
     gain: float = 8.0
@@ -248,6 +271,8 @@ class InitialLimits(NamedTuple):
     overwritten: float = 3.0
     least: int = 64
     wide: int = 4
+    many: int = 8
+    passing: float = 0.05
 
 
 INITIAL = InitialLimits()
@@ -269,6 +294,13 @@ class ProbeLimits(NamedTuple):
             queries that do. A sharp head that was learned reads others, too: with a share of 1e-3 it is above.
         even: how little less than that entropy it is if all keys are read alike.
         copies: the share of positions at which the likeliest token is the one that was put in.
+        unscaled: the standard deviation of the scores of a query from which on they should have been scaled.
+        dropped: the share of the outputs that a dropout must set to zero in training.
+        outputs: the fewest outputs that tell of that.
+        samples: the fewest samples that tell in how many directions the outputs of a layer differ.
+        loss_near, loss_off: how near the loss is to what it is taken for, and how far from what it should be, relative to it.
+        single: up to how many outputs a sample may have if these are values or scores.
+        rank: how large the second direction is, relative to the first, if there is only one.
     """
 
     bytes: int = 2**30
@@ -280,6 +312,14 @@ class ProbeLimits(NamedTuple):
     most: float = 0.9
     even: float = 1e-6
     copies: float = 0.9
+    unscaled: float = 1.5
+    dropped: float = 0.02
+    outputs: int = 16
+    samples: int = 16
+    loss_near: float = 0.15
+    loss_off: float = 0.4
+    single: int = 2
+    rank: float = 1e-3
 
 
 PROBE = ProbeLimits()

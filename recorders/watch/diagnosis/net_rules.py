@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+from recorders.watch.diagnosis.asked import classes_of
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
+from recorders.watch.diagnosis.steps import DROPOUTS
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ACTIVATION = re.compile("(?i)(act|relu|gelu|silu|tanh|nonlinear)")
@@ -25,10 +27,23 @@ def frozen_from_start(known: Evidence) -> Iterator[Finding]:
     """Frozen layers whose weights are still those that PyTorch draws: nobody has trained them."""
     layers = [(name, module) for name, module in known.modules.items() if isinstance(module, FEATURED)]
     fresh = [name for name, module in layers if not module.weight.requires_grad and _is_fresh(module)]
+    frozen = [
+        module for module in known.modules.values() if (own := [*module.parameters(recurse=False)]) and not own[0].requires_grad
+    ]
+    norms = [module for module in frozen if "Norm" in type(module).__name__ and isinstance(getattr(module, "weight", None), Tensor)]
+    biases = [bias for one in frozen if isinstance(bias := getattr(one, "bias", None), Tensor)]
+    if not fresh and len(norms) > 1 and len(biases) > len(norms) and _are_untouched(norms, biases):
+        fresh = [name for name, module in layers if not module.weight.requires_grad]
     if fresh:
         more = f", and those of {len(fresh) - 1} more layers" if len(fresh) > 1 else ""
         what = f"its weights are frozen, and still as PyTorch draws them{more}"
         yield fault("frozen-from-start", fresh[0], what)
+
+
+def _are_untouched(norms: Sequence[nn.Module], biases: Sequence[Tensor]) -> bool:
+    """Whether all scales are 1 and all biases 0, which no training leaves so."""
+    scales = [norm.weight for norm in norms if isinstance(norm.weight, Tensor) and not norm.weight.is_meta]
+    return all(bool((scale == 1).all()) for scale in scales) and not any(bool(bias.any()) for bias in biases if not bias.is_meta)
 
 
 def _is_fresh(layer: nn.Module) -> bool:
@@ -81,6 +96,44 @@ def bottleneck(known: Evidence) -> Iterator[Finding]:
         before = (name, wide, narrow)
 
 
+def narrow(known: Evidence) -> Iterator[Finding]:
+    """Many classes, or items, that a layer can tell apart by one or two numbers only."""
+    classes, layers = classes_of(known), list(known.modules.items())
+    linear = [(name, module) for name, module in layers if isinstance(module, nn.Linear)]
+    labelled = any(not batches.floating for batches in known.target.values())
+    if len(linear) > 1 and labelled and classes >= INITIAL.many and linear[-1][1].out_features == classes:
+        (name, before), (_, last) = linear[-2:]
+        if before.out_features == last.in_features == 2 and before.in_features > INITIAL.wide:
+            yield fault("bottleneck", name, f"{classes} classes are told apart by its 2 units", severity="warning")
+            return
+    for name, module in layers:
+        if not isinstance(module, nn.Embedding) or module.embedding_dim > 1 or module.num_embeddings < INITIAL.many:
+            continue
+        if not _is_bias(name, module, layers):
+            yield fault("bottleneck", name, f"it has one number for each of {module.num_embeddings} items")
+            return
+
+
+def _is_bias(name: str, module: nn.Embedding, layers: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Whether another embedding has more numbers for the same items, so that this one is their bias."""
+    same = [one for _, one in layers if isinstance(one, nn.Embedding) and one.num_embeddings == module.num_embeddings]
+    return "bias" in name.lower() or any(one.embedding_dim > 1 for one in same)
+
+
+def dropouts_in_a_row(known: Evidence) -> Iterator[Finding]:
+    """Many dropouts in one `nn.Sequential` that together let little through."""
+    for name, module in known.modules.items():
+        if not isinstance(module, nn.Sequential):
+            continue
+        drops = {place: one.p for place, one in module._modules.items() if isinstance(one, DROPOUTS) and 0 < one.p < 1}
+        passing = math.prod(1 - share for share in drops.values())
+        if passing < INITIAL.passing:
+            what = f"{len(drops)} dropouts follow each other, so that {passing:.1e} of all paths through them are left in a step"
+            first = next(iter(drops))
+            yield fault("much-dropout", first if name == "(net)" else f"{name}.{first}", what)
+            return
+
+
 def initial_sizes(known: Evidence) -> Iterator[Finding]:
     """Weights and biases that begin far too large: the first layer of each kind."""
     modules = known.modules
@@ -128,5 +181,30 @@ def overwritten(known: Evidence) -> Iterator[Finding]:
         yield fault("written-between-steps", large[0], what)
 
 
-RULES = (overwritten, frozen_from_start, idle_activations, wrong_normalisation, bottleneck, initial_sizes)
+def untied(known: Evidence) -> Iterator[Finding]:
+    """Embeddings that the configuration of a net of Hugging Face ties, and that are two parameters."""
+    for name, module in known.modules.items():
+        if not getattr(getattr(module, "config", None), "tie_word_embeddings", False):
+            continue
+        first, last = (getattr(module, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings"))
+        one, other = (getattr(side, "weight", None) for side in (first, last))
+        if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other and one.shape == other.shape:
+            where = next((place for place, inner in known.modules.items() if inner is last), name)
+            yield fault(
+                "untied-weights", where, "its weight is not that of the input embeddings, though tie_word_embeddings is set"
+            )
+            return
+
+
+RULES = (
+    overwritten,
+    untied,
+    frozen_from_start,
+    idle_activations,
+    wrong_normalisation,
+    bottleneck,
+    initial_sizes,
+    narrow,
+    dropouts_in_a_row,
+)
 """Each looks at what is known of a training, and yields what it finds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import fmean, median
 
 from torch import nn
@@ -12,7 +12,17 @@ from torch import nn
 from recorders.watch.diagnosis.asked import LEAST, share_of
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import COARSE, DECAYS, DISCARDED, FIRST_STEPS, LOSS, RATE_ENDS, SHRUNK, shown_range
+from recorders.watch.diagnosis.limits import (
+    COARSE,
+    DECAYS,
+    DISCARDED,
+    FIRST_STEPS,
+    LOSS,
+    OSCILLATES,
+    RATE_ENDS,
+    SHRUNK,
+    shown_range,
+)
 from recorders.watch.diagnosis.steps import BATCH_NORMS
 
 
@@ -133,6 +143,23 @@ def first_steps(known: Evidence) -> Iterator[Finding]:
         yield fault("updates-too-large", "optimizer", what, 0, causes=("rate-too-high", "loss-scale"))
 
 
+def oscillating(known: Evidence) -> Iterator[Finding]:
+    """The norms of most weights go up and down in turn: steps follow each other in opposite directions."""
+    courses = [
+        course.values[: OSCILLATES.most] for layer in known.weights.values() for path, course in layer.items() if "bias" not in path
+    ]
+    known_courses = [values for values in courses if len(values) > OSCILLATES.least and all(map(math.isfinite, values))]
+    hit = []
+    for values in known_courses:
+        changes = [after - before for before, after in pairwise(values)]
+        turns = share_of([one * other < 0 for one, other in pairwise(changes)])
+        if turns > OSCILLATES.turns and median(map(abs, changes)) > OSCILLATES.size * median(values):
+            hit.append(turns)
+    if hit and len(hit) > 0.5 * len(known_courses):
+        what = f"the norms of {len(hit)} of {len(known_courses)} weights go up and down in turn, in {median(hit):.0%} of the steps"
+        yield fault("oscillating-weights", "optimizer", what)
+
+
 def weight_decay(known: Evidence) -> Iterator[Finding]:
     """A weight decay that takes off much of the weights in each step, or is most of what Adam sees."""
     decay = max(known.fact("decay"), default=0.0)
@@ -182,6 +209,7 @@ RULES = (
     modes,
     gradient_sizes,
     first_steps,
+    oscillating,
     weight_decay,
     weight_sizes,
 )

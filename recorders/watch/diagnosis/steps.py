@@ -25,7 +25,7 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["BATCH_NORMS", "FACTS", "Early", "StepMonitor", "share_in_mode"]
+__all__ = ["BATCH_NORMS", "DROPOUTS", "FACTS", "Early", "StepMonitor", "share_in_mode"]
 
 FACTS = (
     "step",  # of the clock
@@ -59,28 +59,41 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 @dataclass(frozen=True)
 class Early:
-    """Chooses the first steps, and then two of every so many: most faults show in the beginning. For `steps=` of a monitor.
+    """Chooses the first steps, and later ones ever more seldom: most faults show in the beginning. For `steps=` of a monitor.
 
+    After the first steps these are two at each power of two and half-way to the next, and from `every` on two of every so many.
     Two steps in a row, because some things are seen between two steps.
 
-    >>> [step for step in range(40) if Early(first=3, every=16)(step)]
-    [0, 1, 2, 16, 17, 32, 33]
+    >>> [step for step in range(100) if Early(first=3, every=32)(step)]
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 32, 33, 64, 65, 96, 97]
     """
 
-    first: int = 50
-    every: int = 64
+    first: int = 24
+    every: int = 128
 
     def __call__(self, step: int) -> bool:
-        return step < self.first or step % self.every < 2
+        return step < self.first or self._begins(step) or self._begins(step - 1)
 
     def pause_after(self, step: int) -> int:
         """The number of steps between `step` and the next one that is chosen: in these the clock asks nobody.
 
-        >>> [Early(first=3, every=16).pause_after(step) for step in (0, 2, 5, 16, 17)]
-        [0, 13, 10, 0, 14]
+        >>> [Early(first=3, every=16).pause_after(step) for step in (0, 2, 5, 9, 13, 16, 17)]
+        [0, 0, 0, 2, 2, 0, 14]
         """
         following = step + 1
-        return 0 if self(following) else -following % self.every
+        if self(following):
+            return 0
+        if following > self.every:
+            return -following % self.every
+        power = 1 << (following.bit_length() - 1)  # the last power of two
+        half = power + power // 2
+        return min(half if following <= half else 2 * power, -(-following // self.every) * self.every) - following
+
+    def _begins(self, step: int) -> bool:
+        """Whether a pair of steps begins here."""
+        if step < 1 or step >= self.every:
+            return step >= 0 and step % self.every == 0
+        return step & (step - 1) == 0 or (step % 3 == 0 and step // 3 & (step // 3 - 1) == 0)
 
 
 class _SinceStep:

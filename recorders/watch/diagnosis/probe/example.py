@@ -14,6 +14,8 @@ from recorders.capture.operands import leaves, mapped
 
 __all__ = ["SAMPLES", "Example", "as_call", "donors"]
 
+LABELS = frozenset({"label", "labels", "target", "targets", "decoder_labels", "next_sentence_label"})
+"""Names of arguments that are no inputs: nets that compute their loss are given the target, too."""
 SAMPLES = 4
 """The most samples of a batch that are run."""
 
@@ -47,6 +49,11 @@ class Example:
             return {}
         own = {path: tensor for path, tensor in self.tensors.items() if tensor.ndim and path not in self.shared}
         return {path: tensor.movedim(self.batch, 0) for path, tensor in own.items()}
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The samples, but for what is the target by its name."""
+        return {path: tensor for path, tensor in self.samples.items() if path.rpartition(".")[2] not in LABELS}
 
     @property
     def count(self) -> int:

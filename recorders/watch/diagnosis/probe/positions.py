@@ -17,7 +17,7 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, Wrong, is_continuous, is_mask, off, rounding
 
-__all__ = ["directions", "future", "inputs_used", "order"]
+__all__ = ["directions", "future", "inputs_used", "order", "past_alone"]
 
 GROUPS = 16
 """In how many parts an axis of the inputs is replaced, one after the other, at most."""
@@ -39,7 +39,7 @@ def _sequence(probe: Probe, floats: bool = True) -> Positions:
     """
     if not probe.views:
         raise Skip("")
-    tensors = {path: tensor for path, tensor in probe.few.samples.items() if not is_mask(tensor)}
+    tensors = {path: tensor for path, tensor in probe.few.inputs.items() if not is_mask(tensor)}
     tokens = [path for path, tensor in tensors.items() if tensor.ndim == 2 and not is_continuous(tensor)]
     features = [path for path, tensor in tensors.items() if tensor.ndim == 3 and is_continuous(tensor)]
     for path in [*tokens, *(features if floats else ())]:
@@ -98,6 +98,31 @@ def future(probe: Probe) -> Iterator[Finding]:
             f"the target is the input itself, though outputs do not depend on later inputs; {copied:.0%} of the outputs repeat it"
         )
         yield fault("targets-are-inputs", "target", what)
+
+
+def past_alone(probe: Probe) -> Iterator[Finding]:
+    """Attention that is to fill in what is missing reads what comes later, too."""
+    sequence = _sequence(probe, floats=False)
+    if not probe.seen.attention or any(isinstance(module, nn.RNNBase) for module in probe.net.modules.values()):
+        raise Skip("")
+    given, target = probe.few.samples[sequence.path], _target_of(probe, sequence.path)
+    filled = (target >= 0) & (target != given)
+    if bool((target >= 0).all()) or not bool(filled.any()):  # only some of the positions are to be filled in
+        raise Skip("")
+    if float((target[:, :-1] == given[:, 1:])[target[:, :-1] >= 0].double().mean()) > 0.9:
+        raise Skip("")
+    cut, others = sequence.length // 2, probe.others[sequence.path]
+    after = probe.run(
+        probe.few.map_samples(
+            lambda path, tensor: torch.cat((tensor[:, :cut], others[:, cut:]), 1) if path == sequence.path else tensor
+        )
+    )
+    early = _early(sequence.length, cut, probe.few.count)
+    told = [early(view(probe.base[path]), view(after[path])) for path, view in probe.views.items()]
+    told = [one for one in told if one is not None]
+    if told and not any(told):
+        what = f"tokens are to be filled in, and outputs before position {cut} do not depend on inputs from there on"
+        yield fault("sees-only-the-past", shown_name(next(iter(probe.seen.attention))), what)
 
 
 def _early(length: int, cut: int, count: int) -> Wrong:

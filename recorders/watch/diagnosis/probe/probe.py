@@ -78,6 +78,8 @@ class Probe:
         base: the outputs of `few`.
         seen: what the first run showed.
         views: by path of an output that has samples, where these are.
+        stateful: whether runs depend on those before.
+        loss: of the last steps, if it was recorded.
     """
 
     net: CopiedNet
@@ -88,6 +90,7 @@ class Probe:
     seen: Seen
     views: dict[str, SampleView] = field(default_factory=dict)
     stateful: bool = False
+    loss: float | None = None
 
     @property
     def others(self) -> dict[str, Tensor]:

@@ -11,10 +11,20 @@ from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
 from recorders.watch.diagnosis.probe.example import Example, as_call
-from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order
+from recorders.watch.diagnosis.probe.lineage import Lineage
+from recorders.watch.diagnosis.probe.losses import loss_of_outputs
+from recorders.watch.diagnosis.probe.outputs import activations_apart, last_activation
+from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order, past_alone
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, attempts
 from recorders.watch.diagnosis.probe.samples import attention, function_of_inputs, samples_apart, state_in_training
 from recorders.watch.diagnosis.probe.seen import Seen
+from recorders.watch.diagnosis.probe.structure import (
+    activations_between,
+    dropout_last,
+    layers_used_once,
+    scores_scaled,
+    widths_used,
+)
 
 __all__ = ["RELATIONS", "Probed", "probed"]
 
@@ -27,7 +37,7 @@ class Probed(NamedTuple):
     examined: list[str]
 
 
-def probed(net: nn.Module, example: Any, target: Any = None) -> Probed:
+def probed(net: nn.Module, example: Any, target: Any = None, loss: float | None = None) -> Probed:
     """Examines how the outputs of a net depend on its inputs, by runs of a copy; nothing of the net is changed.
 
     The copy runs in evaluation mode and without gradients, 6 to 70 times, on at most 4 samples; at last it runs twice in training
@@ -38,6 +48,7 @@ def probed(net: nn.Module, example: Any, target: Any = None) -> Probed:
         example: what it is called with: a tensor, a tuple of positional arguments, or a dict of keyword arguments. A tuple or dict
             that does not fit the parameters of `forward` is its only argument.
         target: the target of the example.
+        loss: of the last steps.
 
     >>> import torch
     >>> class Mixes(nn.Module):
@@ -47,7 +58,7 @@ def probed(net: nn.Module, example: Any, target: Any = None) -> Probed:
     [('samples-mix', '(net)')]
     """
     try:
-        result: Probed = undisturbed(net, lambda: _probed(net, example, target))
+        result: Probed = undisturbed(net, lambda: _probed(net, example, target, loss))
     except Exception as error:  # of the user's net, or of one that cannot be copied
         return Probed([], [f"relations of the net: {_reason(error)}"], [])
     return result
@@ -58,11 +69,12 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, (ProbeError, Skip)) else f"{type(error).__name__}: {text}"
 
 
-def _probed(net: nn.Module, example: Any, target: Any) -> Probed:
+def _probed(net: nn.Module, example: Any, target: Any, loss: float | None) -> Probed:
     whole = _on_device(as_call(net, example), net)
     if not whole.tensors:
         raise ProbeError("the example holds no tensor")
     probe = _first_run(CopiedNet(net), whole, target)
+    probe.loss = loss
     found: list[Finding] = []
     unexamined, examined = [], []
     for name, relation in RELATIONS.items():
@@ -90,7 +102,7 @@ def _first_run(net: CopiedNet, whole: Example, target: Any) -> Probe:
     """The first run: on a few samples, or on all if the net fails on few."""
     why: Exception = ProbeError("it was not run")
     for number, few in enumerate(attempts(net, whole.cut(), whole)):
-        seen = Seen(PROBE.alone)
+        seen = Seen(PROBE.alone, Lineage())
         try:
             base = net.run(few, fresh=True, seen=seen)
         except Exception as error:
@@ -106,10 +118,19 @@ RELATIONS: dict[str, Callable[[Probe], Iterator[Finding]]] = {
     "outputs that are a function of the inputs": function_of_inputs,
     "samples that mix": samples_apart,
     "attention": attention,
+    "scores of attention that are scaled": scores_scaled,
+    "activation functions between layers": activations_between,
+    "activation functions in a row": activations_apart,
+    "the last activation function": last_activation,
+    "the loss of outputs": loss_of_outputs,
+    "layers that are used once": layers_used_once,
     "the future": future,
+    "the past alone": past_alone,
     "inputs without effect": inputs_used,
     "directions without effect": directions,
     "order without effect": order,
+    "units that differ": widths_used,
+    "dropout on outputs": dropout_last,
     "state carried over in training": state_in_training,
 }
 """By name, each looks at one relation between inputs and outputs. The second finds where the samples are, for the others."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recorders.watch.diagnosis.probe.lineage import Lineage
+
 __all__ = ["Attention", "Seen"]
 
 DROPS = frozenset({"native_dropout.default", "fused_dropout.default", "bernoulli_.float", "bernoulli.p"})
@@ -81,6 +83,7 @@ class Seen:
 
     Attributes:
         alone: the relative entropy below which a query reads one key alone.
+        lineage: is told of each operator, too.
         inside: the names of the modules that are running, the innermost last.
         attention: by name of the module.
         dropouts: the names of modules in which a dropout drew.
@@ -90,6 +93,7 @@ class Seen:
     """
 
     alone: float
+    lineage: Lineage | None = None
     inside: list[str] = field(default_factory=list)
     attention: dict[str, Attention] = field(default_factory=dict)
     dropouts: list[str] = field(default_factory=list)
@@ -101,6 +105,8 @@ class Seen:
     def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Looks at a call of an operator, such as "bmm.default"."""
         name, where = operator.partition(".")[0], self.inside[-1] if self.inside else ""
+        if self.lineage is not None:
+            self.lineage(name, args, output, where)
         if operator in DROPS:
             self.dropouts.append(where)
         elif name in DRAWS:

@@ -193,7 +193,7 @@ def test_states_of_many_steps_are_those_of_one_after_another() -> None:
 
 
 def test_the_next_chosen_step_is_the_one_that_is_said() -> None:
-    early = Early(first=5, every=8)
-    for step in range(40):
-        following = next(later for later in range(step + 1, 60) if early(later))
-        assert early.pause_after(step) == following - step - 1
+    for early in (Early(), Early(5, 8), Early(3, 100), Early(0, 3), Early(1, 2), Early(50, 64)):
+        for step in range(500):
+            following = next(later for later in range(step + 1, 700) if early(later))
+            assert early.pause_after(step) == following - step - 1

@@ -42,7 +42,7 @@ def shown(result: Probed) -> list[tuple[str, str]]:
 
 
 def mlp(middle: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), middle, nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(6, 8), middle, nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
 
 
 def vectors(count: int = 8) -> Tensor:
@@ -283,7 +283,7 @@ def test_the_state_of_a_recurrent_net_with_layers_first_is_found() -> None:
     ],
 )
 def test_statistics_in_buffers_are_no_state(keeps: nn.Module) -> None:
-    assert probed(mlp(keeps), vectors()).found == []
+    assert probed(mlp(nn.Sequential(nn.ReLU(), keeps)), vectors()).found == []
 
 
 def test_outputs_that_are_kept_to_be_looked_at_are_no_state() -> None:
@@ -550,6 +550,190 @@ def test_inputs_that_chance_chooses_are_not_examined() -> None:
     assert any("draws random numbers" in line for line in result.unexamined)
 
 
+# Structure
+
+
+class GraphAttention(nn.Module):
+    """Scores are sums of two numbers, through a leaky ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values, self.first, self.second, self.head = nn.Linear(6, 12), nn.Linear(12, 1), nn.Linear(12, 1), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.values(x)
+        shares = F.leaky_relu(self.first(h) + self.second(h).transpose(1, 2), 0.2).softmax(-1)
+        return self.head(F.elu(shares @ h))
+
+
+def narrow_convolutions() -> nn.Module:
+    """Two blocks that narrow their channels without an activation function, as in MobileNet."""
+
+    def block(channels: int) -> list[nn.Module]:
+        wide = [nn.Conv2d(channels, 24, 1), nn.BatchNorm2d(24), nn.ReLU6()]
+        each = [nn.Conv2d(24, 24, 3, groups=24, padding=1), nn.BatchNorm2d(24), nn.ReLU6()]
+        return [*wide, *each, nn.Conv2d(24, 8, 1), nn.BatchNorm2d(8)]
+
+    last = [nn.Conv2d(8, 24, 1), nn.BatchNorm2d(24), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*block(3), *block(8), *last, nn.Linear(24, 3))
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(24, 24), nn.Linear(24, 8, bias=False), nn.Linear(8, 24, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.base(x) + 2 * self.up(self.down(x))
+
+
+class Projected(nn.Module):
+    """Returns what its projector gives, which its predictor reads as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projector = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.BatchNorm1d(16))
+        self.predictor = nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 16))
+
+    def forward(self, x: Tensor) -> Any:
+        projected = self.projector(x)
+        return self.predictor(projected), projected.detach()
+
+
+class Unscaled(nn.Module):
+    """Attention whose scores nobody scales, as its weights begin small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(12), nn.Linear(12, 3)
+        self.query, self.key, self.value = (nn.Linear(12, 12, bias=False) for _ in range(3))
+        nn.init.normal_(self.query.weight, std=(12 * 12) ** -0.5)
+        nn.init.normal_(self.key.weight, std=12**-0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.norm(x)
+        return self.head(x + (self.query(h) @ self.key(h).transpose(1, 2)).softmax(-1) @ self.value(h))
+
+
+class OneKey(nn.Module):
+    """Attention to what may be one key, and its shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Any:
+        shares = (self.query(x) @ self.key(memory).transpose(1, 2) / 12**0.5).softmax(-1)
+        return self.query(x) + shares @ self.value(memory), shares
+
+
+class NormedLast(nn.Module):
+    """A transformer that projects its inputs, and normalises after its attention."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.project, self.norm, self.head = nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, 3)
+        self.attention = Attention("fused" if fused else "written")
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.project(x) + torch.linspace(-1, 1, x.shape[1])[:, None]
+        return self.head(self.norm(h + self.attention(h, None)))
+
+
+class Autoencoder(nn.Module):
+    """Its code is two numbers, drawn in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(12, 16), nn.ReLU())
+        self.mean, self.log_variance = nn.Linear(16, 2), nn.Linear(16, 2)
+        self.decoder = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 12))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.encoder(x)
+        mean, log_variance = self.mean(h), self.log_variance(h)
+        code = mean + torch.randn_like(mean) * (log_variance / 2).exp() if self.training else mean
+        return self.decoder(code), mean, log_variance
+
+
+class WithStates(nn.Module):
+    """Returns logits and the hidden states that they are of, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Dropout(0.5)), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        states = self.body(x)
+        return {"states": states, "logits": self.head(states)}
+
+
+def reparametrised() -> nn.Module:
+    weight_norm, spectral_norm = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(
+        weight_norm(nn.Linear(6, 12)), nn.ReLU(), weight_norm(nn.Linear(12, 12)), nn.ReLU(), spectral_norm(nn.Linear(12, 3))
+    )
+
+
+def next_token(shift: int) -> tuple[nn.Module, Any, Any, float]:
+    """A causal net, texts, and targets that are ahead of them, or that the loss shifts."""
+    net, given = Texts(mask="past"), texts()
+    x, y = given[:, :-1], given[:, :-1] if shift else given[:, 1:]
+    logits = net(x).detach().transpose(1, 2)
+    return net, x, y, float(F.cross_entropy(logits[:, :, :-shift] if shift else logits, y[:, shift:]))
+
+
+HEALTHY: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "attention with a leaky ReLU before its softmax": lambda: (GraphAttention(), torch.randn(8, 5, 6), torch.randint(3, (8, 5))),
+    "narrow convolutions": lambda: (narrow_convolutions(), torch.randn(8, 3, 6, 6), torch.randint(3, (8,))),
+    "an adapter of low rank": lambda: (nn.Sequential(Adapted(), nn.ReLU(), nn.Linear(24, 3)), torch.randn(32, 24)),
+    "a projector whose outputs are returned": lambda: (Projected(), torch.randn(32, 6)),
+    "unscaled attention with small weights": lambda: (Unscaled(), torch.randn(8, 5, 12), torch.randint(3, (8, 5))),
+    "attention to one key": lambda: (OneKey(), (torch.randn(8, 5, 12), torch.randn(8, 1, 12)), torch.randn(8, 5, 12)),
+    "attention to one key, without a target": lambda: (OneKey(), (torch.randn(8, 5, 12), torch.randn(8, 1, 12))),
+    "a projection before attention": lambda: (NormedLast(fused=False), torch.randn(8, 5, 12), torch.randint(3, (8, 5))),
+    "a projection before fused attention": lambda: (NormedLast(fused=True), torch.randn(8, 5, 12), torch.randint(3, (8, 5))),
+    "parametrised weights": lambda: (reparametrised(), torch.randn(32, 6), torch.randint(3, (32,))),
+    "a code of two numbers": lambda: (Autoencoder(), torch.randn(32, 12), torch.randn(32, 12)),
+    "a causal net": lambda: next_token(0),
+    "a causal net whose loss shifts": lambda: next_token(1),
+    "counts that a ReLU gives": lambda: (
+        nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1), nn.ReLU()),
+        torch.randn(32, 6),
+        torch.randint(5, (32, 1)).float(),
+    ),
+    "states with dropout beside logits": lambda: (WithStates(), torch.randn(32, 6), torch.randint(3, (32,))),
+    "states with dropout, without a target": lambda: (WithStates(), torch.randn(32, 6)),
+}
+"""Nets that are meant as they are: what `probed` is given of each."""
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_people_build_on_purpose_is_no_fault(name: str) -> None:
+    result = probed(*HEALTHY[name]())
+    assert [one for one in result.found if one.severity != "notice"] == []
+    assert "activation functions between layers" in result.examined[0]
+
+
+def test_a_number_for_each_item_beside_its_vector_is_its_bias() -> None:
+    class Factors(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.users, self.items, self.offsets = nn.Embedding(20, 4), nn.Embedding(30, width), nn.Embedding(30, 1)
+
+        def forward(self, user: Tensor, item: Tensor) -> Any:
+            return (self.users(user) * self.items(item)).sum(1) + self.offsets(item)[:, 0]
+
+    for width, kinds in ((4, []), (1, ["bottleneck"])):
+        net = Factors(width)
+        with presets.health().modules(net) as recorder:
+            for _ in range(3):
+                net(torch.randint(20, (8,)), torch.randint(30, (8,)))
+        assert [one.kind for one in findings(recorder) if one.kind == "bottleneck"] == kinds
+
+
 # Odd inputs
 
 
@@ -737,7 +921,7 @@ def test_it_works_within_the_modes_of_the_user() -> None:
 
 
 def test_a_user_hook_belongs_to_the_net() -> None:
-    net = mlp(nn.ReLU())
+    net = mlp(nn.Tanh())
     net[1].register_forward_hook(lambda module, args, output: output.softmax(0))  # type: ignore[index]
     assert shown(probed(net, vectors())) == [("samples-mix", "1")]
 
@@ -753,7 +937,7 @@ def test_a_wrapped_net_is_examined_under_the_names_of_the_one_inside() -> None:
 @pytest.mark.slow
 def test_a_compiled_net_is_run_eagerly_and_not_compiled_again() -> None:
     torch.compiler.reset()
-    net = mlp(nn.Sequential(nn.ReLU(), Apply(lambda x: x.softmax(0))))
+    net = mlp(nn.Sequential(nn.Tanh(), Apply(lambda x: x.softmax(0))))
     graphs = []
 
     def backend(graph: Any, inputs: Any) -> Any:

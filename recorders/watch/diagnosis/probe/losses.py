@@ -1,0 +1,92 @@
+"""Rules on the loss: which cross entropy of outputs and target it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from recorders.watch.diagnosis.finding import Finding, fault
+from recorders.watch.diagnosis.limits import PROBE
+from recorders.watch.diagnosis.probe.outputs import class_axis, judged, target_of
+from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
+
+__all__ = ["loss_of_outputs"]
+
+
+def loss_of_outputs(probe: Probe) -> Iterator[Finding]:
+    """The loss is the cross entropy of outputs and target as they lie, and of no other position.
+
+    It was recorded before the last step, with dropout. So it is compared by far, and told only if another reading fits.
+    """
+    if probe.loss is None or not math.isfinite(probe.loss) or not probe.views:
+        raise Skip("")
+    outputs = probe.run(probe.whole) if probe.whole.count > probe.few.count else probe.base
+    target = target_of(probe, probe.whole.count)
+    if target is None or is_continuous(target):
+        raise Skip("")
+    for path in judged(probe, outputs, target):
+        axis = class_axis(outputs[path], target)
+        if axis is None:
+            continue
+        found = _read(probe, outputs[path], target, axis)
+        if found:
+            kind, where, what = found
+            yield fault(kind, where, f"the loss is {probe.loss:.3g}, {what}")
+            return
+
+
+def _read(probe: Probe, output: Tensor, target: Tensor, axis: int) -> tuple[str, str, str] | None:
+    logits, loss = output.movedim(axis, 1), probe.loss or 0.0
+    classes = logits.shape[1]
+    if int(target.max()) >= classes:
+        return None
+    shift = _is_ahead(probe, target)
+    meant = _entropy(logits, target, shift)
+    if not math.isfinite(meant) or abs(meant - loss) <= PROBE.loss_off * max(abs(loss), 0.1):
+        return None
+
+    def fits(other: float) -> bool:
+        return abs(other - loss) <= min(PROBE.loss_near * abs(meant - loss), max(0.5 * abs(loss), 0.05))
+
+    if loss < 0 and fits(-meant):
+        return "ascends", "loss", "which is the cross entropy with the wrong sign: it falls without end as the net errs"
+    if logits.ndim > 2 and not shift:
+        readings = (output.reshape(-1, classes), output.transpose(1, -1).reshape(-1, classes), _as_first(output, classes))
+        if any(fits(_entropy(one, target.reshape(len(one), *one.shape[2:]), 0)) for one in readings):
+            what = f"that of outputs {tuple(output.shape)} which are reshaped, not transposed; else it would be {meant:.3g}"
+            return "outputs-reshaped", "(net)", what
+    if shift is not None and logits.ndim == 3:
+        for by in (0, 1, 2, 3):
+            if by != shift and fits(_entropy(logits, target, by)):
+                ahead = by + (1 - shift)
+                what = f"that of predictions {ahead} positions ahead; of those one ahead it would be {meant:.3g}"
+                return "targets-displaced", "target", what
+    return None
+
+
+def _as_first(output: Tensor, classes: int) -> Tensor:
+    """The outputs as (samples, classes, positions), taken as they lie in memory."""
+    return output.reshape(len(output), classes, -1)
+
+
+def _is_ahead(probe: Probe, target: Tensor) -> int | None:
+    """By how many positions the loss has to shift the target of a net that predicts the next token; None of another net."""
+    if target.ndim != 2 or float((target >= 0).double().mean()) < 0.5:  # some are to be filled in
+        return None
+    for tokens in probe.whole.inputs.values():
+        if tokens.shape == target.shape and not is_continuous(tokens):
+            counts = target >= 0
+            if float((tokens == target)[counts].double().mean()) > 0.99:
+                return 1
+            if float((tokens[:, 1:] == target[:, :-1])[counts[:, :-1]].double().mean()) > 0.99:
+                return 0
+    return None
+
+
+def _entropy(logits: Tensor, target: Tensor, shift: int | None) -> float:
+    if shift:
+        logits, target = logits[:, :, :-shift], target[:, shift:]
+    return float(F.cross_entropy(logits.double(), target.long()))

@@ -1,0 +1,110 @@
+"""Rules on how a net is built, seen in a run: what is between its layers, and what its modules are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from recorders.recordings.display import shown_name
+from recorders.watch.diagnosis.finding import Finding, fault
+from recorders.watch.diagnosis.limits import PROBE, WIDE
+from recorders.watch.diagnosis.probe.outputs import judged, target_of
+from recorders.watch.diagnosis.probe.probe import Probe, Skip
+from recorders.watch.diagnosis.steps import DROPOUTS
+
+__all__ = ["activations_between", "dropout_last", "layers_used_once", "scores_scaled", "widths_used"]
+
+
+def activations_between(probe: Probe) -> Iterator[Finding]:
+    """Layers do not follow each other by linear operations alone.
+
+    A narrow layer between wider ones is a factorisation, which people mean. So is the projection to what attention reads.
+    """
+    lineage = probe.seen.lineage
+    if lineage is None:
+        raise Skip("")
+    for (first, second), (before, after) in lineage.pairs.items():
+        narrow = before.outputs < min(before.inputs, after.outputs) or before.outputs < WIDE
+        otherwise = first == second or first in lineage.elsewhere | lineage.attended or second in lineage.attended
+        if before.usual and after.usual and not narrow and not otherwise:
+            what = f"no activation function is between it and {shown_name(first)}"
+            yield fault("linear-net", shown_name(second), what)
+            return
+
+
+def scores_scaled(probe: Probe) -> Iterator[Finding]:
+    """Scores of attention are scaled before their softmax, if they need it."""
+    lineage = probe.seen.lineage
+    if lineage is None or not (lineage.unscaled or probe.seen.attention):
+        raise Skip("")
+    for name, one in lineage.unscaled.items():
+        if one.spread > PROBE.unscaled:
+            what = (
+                f"its scores, products of {one.width} numbers, are not scaled before the softmax; those of a query have a "
+                f"standard deviation of {one.spread:.1f}"
+            )
+            yield fault("attention-unscaled", shown_name(name), what)
+            return
+
+
+def layers_used_once(probe: Probe) -> Iterator[Finding]:
+    """No container holds one layer with parameters in several places, as `[layer] * 3` makes."""
+    for name, module in probe.net.module("").named_modules():
+        if not isinstance(module, (nn.Sequential, nn.ModuleList)):
+            continue
+        inner = [one for one in module._modules.values() if one is not None and next(one.parameters(), None) is not None]
+        twice = [one for one in {*inner} if inner.count(one) > 1]
+        if twice:
+            times, places = inner.count(twice[0]), [key for key, one in module._modules.items() if one is twice[0]]
+            where = f"{name}.{places[0]}" if name else places[0]
+            yield fault("repeated-layer", shown_name(where), f"{times} places of {shown_name(name)} hold this one layer")
+            return
+
+
+def dropout_last(probe: Probe) -> Iterator[Finding]:
+    """No dropout acts on what the net returns: in training mode none of many outputs is zero that is not in evaluation."""
+    modules = probe.net.modules
+    drops = any(isinstance(module, DROPOUTS) for module in modules.values()) or probe.seen.dropouts
+    if not drops or probe.stateful or not probe.views:
+        raise Skip("")
+    after = probe.net.run(probe.few, fresh=True, training=True)
+    for path in judged(probe, probe.base, target_of(probe, probe.few.count)):
+        before, now = probe.base[path], after.get(path)
+        if now is None or now.shape != before.shape or before.numel() < PROBE.outputs:
+            continue
+        share = float(((now == 0) & (before != 0)).double().mean())
+        if share > PROBE.dropped:
+            yield fault("dropout-on-outputs", _last(probe), f"in training mode {share:.0%} of what the net returns is set to zero")
+            return
+
+
+def _last(probe: Probe) -> str:
+    """The last module that ran with a dropout in it, or the last one."""
+    calls = probe.calls(probe.few, fresh=True)
+    drops = [call.name for call in calls if isinstance(probe.net.module(call.name), DROPOUTS)]
+    return shown_name(drops[-1] if drops else calls[-1].name)
+
+
+def widths_used(probe: Probe) -> Iterator[Finding]:
+    """The outputs of a wide layer differ between samples in more than one direction."""
+    if probe.whole.count < PROBE.samples or not probe.views:
+        raise Skip("")
+    for call in probe.calls(probe.whole, fresh=True):
+        if not isinstance(probe.net.module(call.name), nn.Linear) or not call.inputs or not call.outputs:
+            continue
+        given, rows = call.inputs[0], call.outputs[0]
+        if rows.ndim != 2 or len(rows) < PROBE.samples or rows.shape[1] < WIDE or given.shape[1] < WIDE:
+            continue
+        before, after = _second(given), _second(rows)
+        if before > 10 * PROBE.rank and after < PROBE.rank:
+            what = f"its {rows.shape[1]} units differ between {len(rows)} samples in one direction only"
+            yield fault("one-direction", shown_name(call.name), what)
+            return
+
+
+def _second(rows: Tensor) -> float:
+    """How far rows differ in their second direction, relative to the first; NaN if they do not differ."""
+    sizes = torch.linalg.svdvals((rows - rows.mean(0)).double())
+    return float(sizes[1] / sizes[0])
