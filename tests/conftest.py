@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ from reducers.kernels.cpp import threads
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is left out of collections of garbage from now on, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
