@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis  # noqa: F401  before garbage is frozen: its plugins ask who refers to what
 import pytest
 import torch
 from world import SIZE, World
