@@ -94,6 +94,7 @@ def scores() -> str:
     for name, one in _result("diagnosis_variants").get("summary", {}).items():
         rows.append((name, "", "", "", "", "", f"{one['false alarms']} of {one['healthy']}"))
     lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", *_by_severity()]
     deform = _result("diagnosis_deform")
     for arch in ("encoder", "decoder"):
         found = deform.get(arch, {}).get("scores", {})
@@ -106,6 +107,15 @@ def scores() -> str:
             ]
             lines[-1] += f" {ours['healthy']:.0f} healthy trainings): {told}."
     return "\n".join(lines)
+
+
+def _by_severity() -> Iterator[str]:
+    """How many healthy trainings of the benchmark had an error, and how many a warning, at their end."""
+    healthy = [row for rows in _result("diagnosis").get("told", {}).values() for row in rows if not row["fault"]]
+    ends = [{one[3] for one in row["told"][max(row["told"], key=int)]} for row in healthy if row["told"]]
+    counts = {severity: sum(severity in end for end in ends) for severity in ("error", "warning")}
+    told = f"{counts['error']} had an error at their end, and {counts['warning']} a warning"
+    yield f"By severity: of the {len(healthy)} healthy trainings of the programs and beside them {told}."
 
 
 DEFORM = {

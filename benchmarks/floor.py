@@ -31,6 +31,7 @@ from reducers import (
     CrossCovariance,
     CumulativeTrace,
     Difference,
+    Digest,
     DistinctCount,
     EveryNth,
     Extremes,
@@ -60,6 +61,7 @@ from reducers import (
     ScaledCumulativeTrace,
     ScaledNearestTrace,
     Scan,
+    Sketch,
     Sparsity,
     Sum,
     Summary,
@@ -107,6 +109,8 @@ def whole() -> dict[str, Reducer]:
     """Those that take an observation whole."""
     keep: dict[str, Any] = {"time_constant": 20.0}
     return {
+        "Digest": Digest(),
+        "Sketch": Sketch(),
         "First": First(),
         "Last": Last(),
         "Collect": Collect(),

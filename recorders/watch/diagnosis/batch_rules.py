@@ -215,7 +215,8 @@ def unreachable(known: Evidence) -> Iterator[Finding]:
     if output is None or labels is None or not (output.floating and labels.floating) or len(output) < LEAST:
         return
     near = abs(output.typical("mean") - labels.typical("mean")) < 0.3 * labels.typical("std")
-    moves = not near or output.typical("std") > 0.1 * labels.typical("std")  # not of a net that returns the mean
+    late = middle(finite(output.each["std"][-LATE:]))
+    moves = not near or late > 0.1 * labels.typical("std")  # not of a net that returns the mean
     if moves and output.low >= 0 and labels.typical("min") < -0.1 * labels.typical("std"):
         what = f"outputs are never below 0, and the target goes down to {labels.low:.3g}"
         yield fault("unreachable-target", last_layer(known), what)

@@ -203,7 +203,7 @@ def digest(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         tensor = plain(tensor)
         if tensor.is_meta:
-            return torch.zeros((), dtype=torch.int64)
+            return torch.zeros((), dtype=torch.int64, device="cpu")
         flat = (tensor if tensor.layout is torch.strided else tensor.to_dense()).reshape(-1)
         total = torch.full((), hash(tuple(tensor.shape)) % 2**62, dtype=torch.int64, device=tensor.device)
         for start in range(0, flat.numel(), _CHUNK):
