@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from recorders.watch.diagnosis.asked import classes_of
@@ -27,23 +28,33 @@ def frozen_from_start(known: Evidence) -> Iterator[Finding]:
     """Frozen layers whose weights are still those that PyTorch draws: nobody has trained them."""
     layers = [(name, module) for name, module in known.modules.items() if isinstance(module, FEATURED)]
     fresh = [name for name, module in layers if not module.weight.requires_grad and _is_fresh(module)]
-    frozen = [
-        module for module in known.modules.values() if (own := [*module.parameters(recurse=False)]) and not own[0].requires_grad
-    ]
-    norms = [module for module in frozen if "Norm" in type(module).__name__ and isinstance(getattr(module, "weight", None), Tensor)]
-    biases = [bias for one in frozen if isinstance(bias := getattr(one, "bias", None), Tensor)]
-    if not fresh and len(norms) > 1 and len(biases) > len(norms) and _are_untouched(norms, biases):
-        fresh = [name for name, module in layers if not module.weight.requires_grad]
+    fresh = fresh or _untouched_body(known)
     if fresh:
         more = f", and those of {len(fresh) - 1} more layers" if len(fresh) > 1 else ""
         what = f"its weights are frozen, and still as PyTorch draws them{more}"
         yield fault("frozen-from-start", fresh[0], what)
 
 
-def _are_untouched(norms: Sequence[nn.Module], biases: Sequence[Tensor]) -> bool:
-    """Whether all scales are 1 and all biases 0, which no training leaves so."""
-    scales = [norm.weight for norm in norms if isinstance(norm.weight, Tensor) and not norm.weight.is_meta]
-    return all(bool((scale == 1).all()) for scale in scales) and not any(bool(bias.any()) for bias in biases if not bias.is_meta)
+def _untouched_body(known: Evidence) -> list[str]:
+    """The frozen layers of a net of which the last layers alone are trained, if all scales of norms are 1 and all biases 0.
+
+    No training leaves them so. Adapters stand within what is frozen, and are for any base.
+    """
+    own = [(name, module) for name, module in known.modules.items() if next(module.parameters(recurse=False), None) is not None]
+    trained = [next(module.parameters(recurse=False)).requires_grad for _, module in own]
+    if True not in trained or not all(trained[trained.index(True) :]):
+        return []
+    frozen = own[: trained.index(True)]
+    tensors = [
+        (module, path, one) for _, module in frozen for path, one in module.named_parameters(recurse=False) if not one.is_meta
+    ]
+    scales = [one for module, path, one in tensors if "Norm" in type(module).__name__ and path == "weight"]
+    biases = [one for _, path, one in tensors if path == "bias"]
+    if len(scales) < 2 or len(biases) <= len(scales) or any(map(torch.any, biases)):
+        return []
+    if not all(bool((scale == 1).all()) for scale in scales):
+        return []
+    return [name for name, module in frozen if isinstance(module, FEATURED)]
 
 
 def _is_fresh(layer: nn.Module) -> bool:
