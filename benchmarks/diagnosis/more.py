@@ -1030,8 +1030,12 @@ class Critic(nn.Module):
         return said
 
 
-def critic_first(training: Training, model: nn.Module) -> Iterator[tuple[int, Tensor, Any, Any]]:
-    """Trains the critic three times, then the generator; weights of the critic are clipped after each of its steps."""
+def critic_first(training: Training, model: nn.Module, sign: float = 1.0) -> Iterator[tuple[int, Tensor, Any, Any]]:
+    """Trains the critic three times, then the generator; weights of the critic are clipped after each of its steps.
+
+    Args:
+        sign: of the critic's loss.
+    """
     of_critic, of_generator = training.optimizers
     net: Any = training.net
     for step in range(training.steps):
@@ -1041,7 +1045,7 @@ def critic_first(training: Training, model: nn.Module) -> Iterator[tuple[int, Te
         for turn in range(3):
             noise, true = training.batch(3 * step + turn)
             of_critic.zero_grad()
-            (net.critic(net.generator(noise).detach()).mean() - net.critic(true).mean()).backward()
+            (sign * (net.critic(net.generator(noise).detach()).mean() - net.critic(true).mean())).backward()
             of_critic.step()
             with torch.no_grad():
                 for parameter in net.critic.parameters():

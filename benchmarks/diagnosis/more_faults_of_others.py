@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from benchmarks.diagnosis.more import (
     Segmenter,
     TwoViews,
     WordVectors,
+    critic_first,
     rewarded,
 )
 from benchmarks.diagnosis.programs.data import generator
@@ -846,33 +848,6 @@ def volume_left_out(training: Training) -> None:
 # Wasserstein
 
 
-def turns(sign: float) -> Callable[[Training, nn.Module], Iterator[tuple[int, Tensor, Any, Any]]]:
-    """The loop of the critic and the generator, with a sign of the critic's loss."""
-
-    def loop(training: Training, model: nn.Module) -> Iterator[tuple[int, Tensor, Any, Any]]:
-        of_critic, of_generator = training.optimizers
-        net: Any = training.net
-        for step in range(training.steps):
-            for change in training.before_step:
-                for optimizer in training.optimizers:
-                    change(training, optimizer, step)
-            for turn in range(3):
-                noise, true = training.batch(3 * step + turn)
-                of_critic.zero_grad()
-                (sign * (net.critic(net.generator(noise).detach()).mean() - net.critic(true).mean())).backward()
-                of_critic.step()
-                with torch.no_grad():
-                    for parameter in net.critic.parameters():
-                        parameter.clamp_(-0.1, 0.1)
-            of_generator.zero_grad()
-            loss = -model(noise).mean()
-            loss.backward()
-            of_generator.step()
-            yield step, loss, noise, true
-
-    return loop
-
-
 @fault(
     MORE["wasserstein"].faults,
     "architecture",
@@ -909,7 +884,7 @@ def critic_rectified(training: Training) -> None:
 @fault(MORE["wasserstein"].faults, "optimisation", ("ascent", "wrong-loss"), ("critic",))
 def critic_of_wrong_sign(training: Training) -> None:
     """The critic is trained to value fakes more than true points."""
-    training.loop = turns(sign=-1.0)
+    training.loop = partial(critic_first, sign=-1.0)
 
 
 @fault(MORE["wasserstein"].faults, "data", "inputs-constant", ("generator", "generator.0"))

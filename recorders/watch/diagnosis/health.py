@@ -51,8 +51,7 @@ def health(first: int = 24, every: int = 128) -> Recorder:
     """A recorder of what `findings` examines: outputs, gradients and updates of each layer, inputs, steps, and what you push.
 
     It records the first steps, later ones ever more seldom (see `Early`), and at last two of every so many, which takes little of a
-    training. Push the loss of each step,
-    and the target, and `findings` examines these, too::
+    training. Push the loss of each step, and the target, and `findings` examines these, too::
 
         recorder = presets.health().modules(net)
         with recorder:

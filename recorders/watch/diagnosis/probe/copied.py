@@ -94,13 +94,13 @@ class CopiedNet:
         given = example.map(lambda path, tensor: tensor.clone())
         self._seen, self._calls, self._change, self._inside = seen, calls, dict(change or {}), []
         self.runs += 1
-        if seen is not None and seen.lineage is not None:
+        if seen is not None:
             seen.lineage.begin(self.modules)
         with torch.no_grad(), ExitStack() as stack:
             if seen is not None:
                 stack.enter_context(each_operator(seen))
             outputs = net(*given.args, **given.kwargs)
-        if seen is not None and seen.lineage is not None:
+        if seen is not None:
             seen.lineage.end(outputs)
         return {path: tensor.clone() for path, tensor in leaves(outputs) if tensor.is_floating_point()}
 

@@ -19,8 +19,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 VIEWS = _names(
-    "view unsafe_view reshape permute transpose t expand unsqueeze squeeze clone contiguous slice select split unbind detach alias "
-    "squeeze_ unsqueeze_ split_with_sizes chunk flip roll index_select gather constant_pad_nd repeat to_copy"
+    "view unsafe_view permute transpose t expand unsqueeze squeeze clone slice select split unbind detach alias squeeze_ "
+    "unsqueeze_ split_with_sizes flip roll index_select gather constant_pad_nd repeat to_copy"
 )
 """Operators that move elements and leave them as they are."""
 LINEAR = VIEWS | _names(
@@ -32,8 +32,11 @@ LINEAR = VIEWS | _names(
 MASKS = frozenset({"masked_fill", "masked_fill_", "where", "add", "add_", "sub", "clamp"})
 """Operators between the product of queries and keys and its softmax."""
 SCALES = frozenset({"mul", "mul_", "div", "div_"})
+"""Operators by which scores are scaled, with a constant."""
 ATTENDING = frozenset({"bmm", "baddbmm"})
+"""Operators that multiply queries and keys, or shares and values."""
 NORMALISING = _names("native_batch_norm native_batch_norm_legit_no_training native_layer_norm native_group_norm fused_rms_norm")
+"""Operators of normalisations."""
 FILLING = _names("arange zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor")
 """Operators that fill tensors with constants."""
 CURVES = _names("relu sigmoid tanh softmax log_softmax gelu silu elu leaky_relu softplus hardtanh hardsigmoid log_sigmoid_forward")

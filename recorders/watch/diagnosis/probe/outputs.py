@@ -10,7 +10,7 @@ from recorders.capture.operands import leaves
 from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE
-from recorders.watch.diagnosis.probe.lineage import NORMALISING, Activation, Lineage
+from recorders.watch.diagnosis.probe.lineage import NORMALISING, Activation
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 
 __all__ = ["activations_apart", "class_axis", "judged", "last_activation", "target_of"]
@@ -21,15 +21,9 @@ SQUASHING = frozenset({"sigmoid", "softmax", "log_softmax"})
 """Those that make probabilities, for which half of all numbers are negative."""
 
 
-def _lineage(probe: Probe) -> Lineage:
-    if probe.seen.lineage is None:
-        raise Skip("")
-    return probe.seen.lineage
-
-
 def activations_apart(probe: Probe) -> Iterator[Finding]:
     """What becomes probabilities was not made positive before; and no softmax runs along one element."""
-    lineage, paths = _lineage(probe), judged(probe, probe.base, target_of(probe, probe.few.count))
+    lineage, paths = probe.seen.lineage, judged(probe, probe.base, target_of(probe, probe.few.count))
     for one in (lineage.last[path] for path in paths if path in lineage.last and lineage.last[path].size == 1):
         what = "its softmax runs along an axis of one element, so that it always gives 1"
         yield fault("softmax-axis", shown_name(one.module), what, causes=("output-activation", "wrong-axis"))
@@ -43,7 +37,7 @@ def activations_apart(probe: Probe) -> Iterator[Finding]:
 
 def last_activation(probe: Probe) -> Iterator[Finding]:
     """The last activation function lets outputs be what the target is."""
-    lineage, target = _lineage(probe), target_of(probe, probe.few.count)
+    lineage, target = probe.seen.lineage, target_of(probe, probe.few.count)
     if not probe.views:
         raise Skip("")
     for path in judged(probe, probe.base, target):

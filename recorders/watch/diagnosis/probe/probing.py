@@ -11,7 +11,6 @@ from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
 from recorders.watch.diagnosis.probe.example import Example, as_call
-from recorders.watch.diagnosis.probe.lineage import Lineage
 from recorders.watch.diagnosis.probe.losses import loss_of_outputs
 from recorders.watch.diagnosis.probe.outputs import activations_apart, last_activation
 from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order, past_alone
@@ -40,8 +39,8 @@ class Probed(NamedTuple):
 def probed(net: nn.Module, example: Any, target: Any = None, loss: float | None = None) -> Probed:
     """Examines how the outputs of a net depend on its inputs, by runs of a copy; nothing of the net is changed.
 
-    The copy runs in evaluation mode and without gradients, 6 to 70 times, on at most 4 samples; at last it runs twice in training
-    mode. For this time there are two sets of buffers and one of parameters more.
+    The copy runs in evaluation mode and without gradients, 5 to 70 times, on at most 4 samples, but for two runs on the whole
+    example; at last it runs three times in training mode. For this time there are two sets of buffers and one of parameters more.
 
     Args:
         net: is copied.
@@ -102,7 +101,7 @@ def _first_run(net: CopiedNet, whole: Example, target: Any) -> Probe:
     """The first run: on a few samples, or on all if the net fails on few."""
     why: Exception = ProbeError("it was not run")
     for number, few in enumerate(attempts(net, whole.cut(), whole)):
-        seen = Seen(PROBE.alone, Lineage())
+        seen = Seen(PROBE.alone)
         try:
             base = net.run(few, fresh=True, seen=seen)
         except Exception as error:

@@ -93,7 +93,7 @@ class Seen:
     """
 
     alone: float
-    lineage: Lineage | None = None
+    lineage: Lineage = field(default_factory=Lineage)
     inside: list[str] = field(default_factory=list)
     attention: dict[str, Attention] = field(default_factory=dict)
     dropouts: list[str] = field(default_factory=list)
@@ -105,8 +105,7 @@ class Seen:
     def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Looks at a call of an operator, such as "bmm.default"."""
         name, where = operator.partition(".")[0], self.inside[-1] if self.inside else ""
-        if self.lineage is not None:
-            self.lineage(name, args, output, where)
+        self.lineage(name, args, output, where)
         if operator in DROPS:
             self.dropouts.append(where)
         elif name in DRAWS:

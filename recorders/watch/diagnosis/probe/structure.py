@@ -23,8 +23,6 @@ def activations_between(probe: Probe) -> Iterator[Finding]:
     A narrow layer between wider ones is a factorisation, which people mean. So is the projection to what attention reads.
     """
     lineage = probe.seen.lineage
-    if lineage is None:
-        raise Skip("")
     for (first, second), (before, after) in lineage.pairs.items():
         narrow = before.outputs < min(before.inputs, after.outputs) or before.outputs < WIDE
         otherwise = first == second or first in lineage.elsewhere | lineage.attended or second in lineage.attended
@@ -37,7 +35,7 @@ def activations_between(probe: Probe) -> Iterator[Finding]:
 def scores_scaled(probe: Probe) -> Iterator[Finding]:
     """Scores of attention are scaled before their softmax, if they need it."""
     lineage = probe.seen.lineage
-    if lineage is None or not (lineage.unscaled or probe.seen.attention):
+    if not (lineage.unscaled or probe.seen.attention):
         raise Skip("")
     for name, one in lineage.unscaled.items():
         if one.spread > PROBE.unscaled:
