@@ -34,10 +34,13 @@ def test_python_blocks_run_and_print_what_is_shown(
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)  # whatever ran before in this process
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for number, (block, shown) in enumerate(blocks(page)):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
-        printed = capsys.readouterr().out
-        assert not shown or printed == shown
+    try:
+        for number, (block, shown) in enumerate(blocks(page)):
+            exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+            printed = capsys.readouterr().out
+            assert not shown or printed == shown
+    finally:
+        namespace.clear()  # callables of monitors hold it, and with it all nets and recorders of the page
 
 
 def test_every_picture_is_shown_and_a_command_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
