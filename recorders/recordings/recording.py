@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from recorders._torch import outside_modes, plainly
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.display import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
+from recorders.recordings.distributed.differing import Differing
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.history import Past, why_unknown
 from recorders.recordings.values import NamedResults, bare
@@ -108,6 +109,8 @@ class Subrecording(ShownAsTable, Past):
         recipe: if the reducer is None, its description in the file, to save it again.
         progress: what a monitor needs to go on bit for bit, beside the states; None if this was merged.
         placement: by leaf, which part of a tensor this rank holds, if ranks share the tensor; `sync` merges by it.
+        copies: if it was merged, the ranks whose copies of tensors that they share were compared; files do not keep it.
+        differing: those of the tensors of which the copies differ; files do not keep it.
     """
 
     reducer: Reducer | None
@@ -121,6 +124,8 @@ class Subrecording(ShownAsTable, Past):
     recipe: Mapping[str, Any] | str | None = None
     progress: Progress | None = None
     placement: Mapping[str, Placement] = field(default_factory=dict)
+    copies: tuple[int, ...] = ()
+    differing: tuple[Differing, ...] = ()
 
     def __repr__(self) -> str:
         gaps = "".join(f", {share}{f' in {leaf}' * bool(leaf)}" for leaf, share in islice(self.left_out().items(), 1))
@@ -178,7 +183,9 @@ class Subrecording(ShownAsTable, Past):
         states = {path: reducer.merge(self.states.get(path, {}), other.states.get(path, {})) for path in paths}
         placement = {**other.placement, **self.placement}
         samples = self.samples + other.samples
-        return replace(self, states=states, samples=samples, saved_results=None, progress=None, placement=placement)
+        copies, differing = tuple(sorted({*self.copies, *other.copies})), self.differing + other.differing
+        merged = replace(self, states=states, samples=samples, saved_results=None, progress=None, placement=placement)
+        return replace(merged, copies=copies, differing=differing)
 
     def _check_place(self, other: Subrecording, leaf: str) -> None:
         mine, theirs = self.placement.get(leaf), other.placement.get(leaf)
@@ -231,6 +238,14 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
 
     def keys(self) -> Names:
         return Names(self)
+
+    @property
+    def differing(self) -> tuple[Differing, ...]:
+        """What ranks should have recorded alike and did not, bit for bit, if this was merged of what many ranks recorded.
+
+        Of recordings that are merged as they are looked at, see `recorders.merge`, it reads them. Files do not keep it.
+        """
+        return tuple(one for part in self.values() for one in part.differing)
 
     def title_shown(self) -> str:
         """How much was recorded, and when."""

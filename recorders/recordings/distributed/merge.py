@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from recorders.errors import MergeError, RecordingWarning, StorageError
-from recorders.recordings.display import listed
+from recorders.recordings.distributed.differing import Copy, Differing, compared, equal_states, equal_tensors
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.recording import Recording, Subrecording, check_alike
-from recorders.recordings.storage.tensors import as_bytes
 from reducers import Product, Reducer, State
 from reducers.errors import warn_user
 
@@ -28,9 +27,7 @@ __all__ = ["Merged", "merge_parts", "merged_aliases"]
 
 T = TypeVar("T")
 
-Differing: TypeAlias = dict[str, dict[str, list[int]]]
-"""Which ranks differ, by what was done about it and by what was recorded."""
-
+_FIRST = "The first of them counts."
 _APART = "Each that differs counts as of a net of its own: either the copies have diverged, or every rank trains a net of its own."
 
 
@@ -49,19 +46,18 @@ class Merged(Mapping[str, Subrecording]):
         self._names = dict.fromkeys(name for recording in recordings.values() for name in recording)
 
     def __getitem__(self, name: str) -> Subrecording:
-        differing: Differing = {}
-        merged = merge_parts(self._parts(name), name, differing, self._apart)
+        merged = merge_parts(self._parts(name), name, self._apart)
         if merged is None:
             raise KeyError(name)
-        _warn(differing)
+        _warn(merged.differing)
         return merged
 
     def all(self) -> dict[str, Subrecording]:
         """All of them; warns once of copies that differ. Names of which nothing can be read are left out."""
-        differing: Differing = {}
-        parts = {name: merge_parts(self._parts(name), name, differing, self._apart) for name in self._names}
-        _warn(differing)
-        return {name: part for name, part in parts.items() if part is not None}
+        parts = {name: merge_parts(self._parts(name), name, self._apart) for name in self._names}
+        merged = {name: part for name, part in parts.items() if part is not None}
+        _warn([one for part in merged.values() for one in part.differing])
+        return merged
 
     def _parts(self, name: str) -> Iterator[tuple[str, Subrecording]]:
         for where, recording in self._recordings.items():
@@ -91,9 +87,7 @@ def merged_aliases(recordings: Mapping[str, Recording], names: Mapping[str, obje
     return {alias: name for alias, name in aliases.items() if alias not in names and name in names}
 
 
-def merge_parts(
-    parts: Iterable[tuple[str, Subrecording]], name: str, differing: Differing, apart: bool = False
-) -> Subrecording | None:
+def merge_parts(parts: Iterable[tuple[str, Subrecording]], name: str, apart: bool = False) -> Subrecording | None:
     """What was recorded under one name in several places, as one; None if there is nothing.
 
     What ranks share is needed of all of them at once; of everything else, two are in memory.
@@ -101,7 +95,6 @@ def merge_parts(
     Args:
         parts: each with where it comes from, as errors say it; earliest first.
         name: the name, for errors.
-        differing: gets what ranks should have recorded alike and did not.
         apart: see `Merged`.
 
     Raises:
@@ -121,7 +114,7 @@ def merge_parts(
             merged = part if before is None else _fit(where, name, Subrecording.merge, before, part)
     if unknown:
         return _as_leaves(unknown)
-    return _of_ranks(shared, name, differing) if shared else merged
+    return _of_ranks(shared, name) if shared else merged
 
 
 def _fit(where: str, name: str, merge: Callable[..., T], *arguments: Any) -> T:
@@ -145,16 +138,14 @@ def _at(leaf: str, where: str) -> str:
     return f"{leaf}.{where}" if leaf else where
 
 
-def _warn(differing: Differing) -> None:
+def _warn(differing: Sequence[Differing]) -> None:
     """Warns of copies that differ, once for each thing that was done about them."""
-    for consequence, found in differing.items():
-        shown = [f"{what} on ranks {listed(dict.fromkeys(ranks))}" for what, ranks in islice(found.items(), 5)]
-        more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-        warn_user(f"ranks should hold copies, which differ: {'; '.join(shown)}{more}. {consequence}", RecordingWarning)
-
-
-def _note(differing: Differing, consequence: str, what: str, *ranks: int) -> None:
-    differing.setdefault(consequence, {}).setdefault(what, []).extend(ranks)
+    for consequence, counted in ((_FIRST, True), (_APART, False)):
+        found = [one for one in differing if one.first_counts == counted]
+        if found:
+            more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+            shown = "; ".join(map(str, islice(found, 5)))
+            warn_user(f"ranks should hold copies, which differ: {shown}{more}. {consequence}", RecordingWarning)
 
 
 class _Tensor(NamedTuple):
@@ -166,7 +157,7 @@ class _Tensor(NamedTuple):
     shared: bool
 
 
-def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str, differing: Differing) -> Subrecording:
+def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str) -> Subrecording:
     """What ranks recorded of tensors that they share, as one."""
     by_rank: dict[int, Subrecording] = {}
     reducer = parts[0][1].reducer
@@ -179,9 +170,9 @@ def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str, differing: D
     ranks = list(by_rank.values())
     states: dict[str, State] = {}
     samples = []
+    comparison = _Comparison(reducer, name, ranks[0].monitor)
     for leaf in dict.fromkeys(leaf for part in ranks for leaf in (*part.states, *part.placement)):
-        what = f"{name!r}{f', leaf {leaf!r}' if leaf else ''} ({ranks[0].monitor})"
-        tensors = _once(_tensors(reducer, ranks, leaf, what, differing), what, differing)
+        tensors = _once(_tensors(reducer, ranks, leaf, comparison), leaf, comparison)
         samples.append(sum(tensor.samples for tensor in tensors))
         for tensor in tensors:
             for label, state in tensor.states.items():
@@ -189,10 +180,33 @@ def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str, differing: D
                 whose = f"rank {tensor.rank}" if tensor.rank >= 0 else "what a rank has for itself"
                 states[path] = _fit(whose, name, reducer.merge, states.get(path, {}), state)
     total = max(samples, default=sum(part.samples for part in ranks))
-    return replace(ranks[0], states=states, samples=total, saved_results=None, progress=None, placement={})
+    copies, differing = tuple(sorted(comparison.ranks)), tuple(comparison.found)
+    merged = replace(ranks[0], states=states, samples=total, saved_results=None, progress=None, placement={})
+    return replace(merged, copies=copies, differing=differing)
 
 
-def _tensors(reducer: Reducer, ranks: Sequence[Subrecording], leaf: str, what: str, differing: Differing) -> list[_Tensor]:
+class _Comparison:
+    """What was found while the copies of a subrecorder were compared.
+
+    Attributes:
+        found: what differs.
+        ranks: those whose copies were compared.
+    """
+
+    def __init__(self, reducer: Reducer, name: str, monitor: str) -> None:
+        self._reducer, self._name, self._monitor = reducer, name, monitor
+        self.found: list[Differing] = []
+        self.ranks: set[int] = set()
+
+    def of(self, copies: Sequence[Copy], leaf: str, *, first_counts: bool) -> None:
+        """Compare copies of a tensor."""
+        if len(copies) > 1:
+            self.ranks.update(copy.rank for copy in copies)
+            one = compared(self._reducer, copies, self._name, leaf, self._monitor, first_counts=first_counts)
+            self.found += [] if one is None else [one]
+
+
+def _tensors(reducer: Reducer, ranks: Sequence[Subrecording], leaf: str, comparison: _Comparison) -> list[_Tensor]:
     """The tensors of a leaf: each rank has one of its own, or ranks of a mesh have parts or copies of one."""
     meshes: dict[int, list[tuple[Placement, State, int]]] = {}
     for number, part in enumerate(ranks):
@@ -201,17 +215,20 @@ def _tensors(reducer: Reducer, ranks: Sequence[Subrecording], leaf: str, what: s
         place = part.placement.get(leaf) or Placement(~number)
         key = place.rank if place.home is None else place.home
         meshes.setdefault(key, []).append((place, part.states.get(leaf, {}), part.samples))
-    return [_of_mesh(reducer, held, what, differing) for held in meshes.values()]
+    return [_of_mesh(reducer, held, leaf, comparison) for held in meshes.values()]
 
 
-def _of_mesh(reducer: Reducer, held: Sequence[tuple[Placement, State, int]], what: str, differing: Differing) -> _Tensor:
+def _of_mesh(reducer: Reducer, held: Sequence[tuple[Placement, State, int]], leaf: str, comparison: _Comparison) -> _Tensor:
     cells: dict[tuple[tuple[int, int, int], ...], tuple[Placement, State]] = {}
-    for place, state, _ in held:
+    copies: dict[tuple[tuple[int, int, int], ...], list[Copy]] = {}
+    for place, state, samples in held:
         first = cells.get(place.parts)
         if first is None or not first[1]:
             cells[place.parts] = place, state
-        elif state and not equal_states(first[1], state):
-            _note(differing, "The first of them counts.", what, first[0].rank, place.rank)
+        if state:
+            copies.setdefault(place.parts, []).append(Copy(place.rank, state, samples))
+    for of_cell in copies.values():
+        comparison.of(of_cell, leaf, first_counts=True)
     whole = join_parts(reducer, dict(cells.values()))
     labelled = {_label(place): state for place, state in cells.values()} if whole is None else {"": whole}
     place = held[0][0]
@@ -222,35 +239,30 @@ def _label(place: Placement) -> str:
     return ", ".join(f"part {index} of {count}" for _, index, count in place.parts)
 
 
-def _once(tensors: Sequence[_Tensor], what: str, differing: Differing) -> list[_Tensor]:
+def _once(tensors: Sequence[_Tensor], leaf: str, comparison: _Comparison) -> list[_Tensor]:
     """Those that are not copies of one before. Of tensors that are one of the net, all should be copies."""
     kept: list[_Tensor] = []
     for tensor in tensors:
-        if tensor.shared and any(before.shared and _same(before, tensor) for before in kept):
-            continue
-        first = next((before for before in kept if before.shared and any(before.states.values())), None)
-        if tensor.shared and first is not None and any(tensor.states.values()):
-            _note(differing, _APART, what, first.rank, tensor.rank)
-        kept.append(tensor)
+        if not (tensor.shared and any(before.shared and _same(before, tensor) for before in kept)):
+            kept.append(tensor)
+    copies = [
+        Copy(tensor.rank, _labelled(tensor.states), tensor.samples)
+        for tensor in tensors
+        if tensor.shared and any(tensor.states.values())
+    ]
+    comparison.of(copies, leaf, first_counts=False)
     return kept
 
 
 def _same(a: _Tensor, b: _Tensor) -> bool:
-    return a.states.keys() == b.states.keys() and all(equal_states(state, b.states[label]) for label, state in a.states.items())
+    return equal_states(_labelled(a.states), _labelled(b.states))
 
 
-def equal_states(a: State, b: State) -> bool:
-    """Whether two states are equal, bit for bit."""
-    return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    if a is b:
-        return True
-    if a.shape != b.shape or a.dtype is not b.dtype:
-        return False
-    x, y = (as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()) for tensor in (a, b))
-    return bool(torch.equal(x, y))
+def _labelled(states: Mapping[str, State]) -> State:
+    """The state of a whole tensor; of one in parts, those of all parts, by keys that no reducer reads."""
+    if states.keys() == {""}:
+        return states[""]
+    return {f"{label}: {key}": value for label, state in states.items() for key, value in state.items()}
 
 
 def join_parts(reducer: Reducer, cells: Mapping[Placement, State]) -> State | None:
@@ -290,7 +302,7 @@ def _side_by_side(states: Sequence[State], along: Mapping[str, int | None]) -> S
         return None
     first, joined = states[0], {}
     for key, axis in along.items():
-        if axis is None and not all(_equal(state[key], first[key]) for state in states[1:]):
+        if axis is None and not all(equal_tensors(state[key], first[key]) for state in states[1:]):
             return None
         joined[key] = first[key] if axis is None else torch.cat([state[key] for state in states], axis)
     return joined

@@ -281,8 +281,8 @@ def diverged(place: Place) -> Any:
 
 def test_copies_that_differ_are_named(four: World) -> None:
     for (value, out), samples, (first, second) in returned(four.run(diverged)):
-        assert "'value', leaf 'weight' (ParameterMonitor) on ranks [0, 2]. Each that differs counts as of a net" in first
-        assert "'out/0' (ForwardMonitor) on ranks [0, 1, 2, 3]. The first of them counts." in second
+        assert "'value', leaf 'weight' (ParameterMonitor) on ranks 0, 1, 2 and 3. Each that differs counts as of a net" in first
+        assert "'out/0' (ForwardMonitor) on ranks 0, 1, 2 and 3. The first of them counts." in second
         assert samples == [2]
         assert abs(value["value"]["weight"].item() - 2**0.5) < 1e-12
         assert out["out/0"] == 0

@@ -213,7 +213,7 @@ def differing(place: Place) -> list[str]:
 
 def test_copies_that_differ_are_reported_on_all_ranks(four: World) -> None:
     (text,) = alike(four.run(differing))
-    assert "'weight' () on ranks [0, 3]" in text
+    assert "'weight' () on rank 3, unlike ranks 0, 1 and 2." in text
 
 
 def without_states(place: Place) -> Any:

@@ -98,7 +98,9 @@ def test_what_ranks_share_counts_once_and_what_is_their_own_counts_for_each() ->
     assert merge_ranks(own)["x"].samples == 9
     without = [recorded(Norm(), None, []), *copies]
     torch.testing.assert_close(merge_ranks(without)["x"].peek(), copies[0]["x"].peek(), rtol=0, atol=0)
-    with pytest.warns(RecordingWarning, match=r"'x' \(ParameterMonitor\) on ranks \[0, 3\]. Each that differs counts as of a net"):
+    with pytest.warns(
+        RecordingWarning, match=r"'x' \(ParameterMonitor\) on rank 3, unlike ranks 0, 1 and 2. Each that differs counts as of a net"
+    ):
         merged = merge_ranks([*copies, recorded(Norm(), Placement(3, shared=True), xs[:2])])
     assert merged["x"].samples == 5
 
