@@ -510,6 +510,13 @@ def running_means(run: Run) -> tuple[Tensor, None]:
     return run.setup.net[2].running_mean, None
 
 
+def from_rank_to_rank(run: Run) -> list[float]:
+    """How far the norm of the weights of layer 0 on another rank is from that on the first, at each step that was recorded."""
+    values = run.setup.recorder["size/0"].peek()["weight"]  # of copies that differ one after another; equal ones count once
+    most = len(run.known.steps["step"]) if run.known.steps is not None else 0
+    return [*(values[:most] - values[-most:]).abs().tolist()]
+
+
 KNOWS_NOTHING = {"equal probabilities": math.log(CLASSES)}
 CHANGE = "update / weight"
 loss = partial(over_steps, of=losses, label="loss", limits=KNOWS_NOTHING)
@@ -519,6 +526,13 @@ attention = partial(distribution, of=largest_shares, label="largest share of a q
 gradients = partial(by_layer, of=gradients_of_outputs, label="gradient norm of outputs", log=True)
 
 ONE: dict[str, Callable[..., None]] = {
+    "replicas-differ": partial(
+        over_steps,
+        of=from_rank_to_rank,
+        label="difference of norms",
+        mark=(20, "a gradient is not reduced"),
+        across="step that was recorded",
+    ),
     "nonfinite": partial(loss, mark=(30, "NaN from here on")),
     "never-ran": partial(by_layer, of=calls, label="calls recorded"),
     "no-gradient": partial(by_layer, of=partial(typical, "gradients"), label="gradient norm of weights"),

@@ -6,14 +6,18 @@ The tests of the kinds, the pictures in `docs/findings` and the code on those pa
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.planted_relations import LIKE, RELATIONS
-from recorders import Recorder, findings, presets
+from recorders import Recorder, Recording, RecordingWarning, findings, presets
+from recorders.recordings.distributed.merge import Merged
+from recorders.recordings.distributed.placement import Placement
 from recorders.watch.diagnosis.finding import Findings
 
 __all__ = ["CASES", "CLASSES", "COUNTERPARTS", "Setup", "planted", "without_fault"]
@@ -38,6 +42,7 @@ class Setup:
         self.parameters: Callable[[], Any] = lambda: self.net.parameters()
         self.evaluates: bool | None = None  # the mode of evaluations, if there are any
         self.shows_example = False  # whether findings are told what the net is called with
+        self.others: list[Callable[[], Setup]] = []  # what the other ranks train
         self.done = 0  # steps
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -50,13 +55,15 @@ class Setup:
         example, target = self.batch(self.done) if self.shows_example else (None, None)
         return findings(recorder, example=example, target=target)
 
-    def train(self) -> Recorder:
+    def train(self) -> Recorder | Recording:
         """Train all steps, and return what was recorded of it. `recorder` has it afterwards, `made` the optimizer."""
-        self.recorder = presets.health().modules(self.net)
+        self.recorder: Any = presets.health().modules(self.net)
         self.made = self.optimizer(self.parameters(), lr=self.rate, **self.options)
         with self.recorder:
             self.go_on(self.steps)
-        return self.recorder
+        if self.others:
+            self.recorder = of_ranks([self.recorder.snapshot(), *(make().train().snapshot() for make in self.others)])
+        return self.recorder  # type: ignore[no-any-return]
 
     def go_on(self, steps: int) -> list[float]:
         """Make more steps of the training; return their losses."""
@@ -82,6 +89,21 @@ class Setup:
         return losses
 
 
+def of_ranks(recordings: list[Recording]) -> Recording:
+    """What `sync` returns if each of these was recorded on a rank of its own."""
+    placed = {}
+    for rank, recording in enumerate(recordings):
+        copy = Placement(rank, shared=True)
+        parts = {
+            name: replace(part, placement=dict.fromkeys(part.states, copy)) if part.monitor.startswith("Parameter") else part
+            for name, part in recording.items()
+        }
+        placed[f"rank {rank}"] = Recording(parts, recording.aliases)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)  # of copies that differ
+        return Recording(Merged(placed).all())
+
+
 CASES: dict[str, Callable[[Setup], Any]] = {**RELATIONS}
 
 
@@ -91,6 +113,22 @@ def case(kind: str) -> Callable[[Callable[[Setup], Any]], Callable[[Setup], Any]
         return plant
 
     return register
+
+
+@case("replicas-differ")
+def _(setup: Setup) -> None:
+    def one_rank() -> Setup:  # which takes the gradient of its own samples at step 20, and at others that of all ranks
+        one = of_a_rank(Setup())
+        whole = one.batch
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            x, y = whole(step)
+            return (x[:10], y[:10]) if step == 20 else (x, y)
+
+        one.batch = batch  # type: ignore[method-assign]
+        return one
+
+    of_a_rank(setup).others = [one_rank, lambda: of_a_rank(Setup())]
 
 
 @case("nonfinite")
@@ -624,6 +662,16 @@ def longer(setup: Setup) -> None:
     setup.steps = 200
 
 
+def of_a_rank(setup: Setup) -> Setup:
+    """Without random numbers. A batch is that of all ranks, so its gradient is what ranks get that reduce theirs."""
+    setup.net[2] = nn.Identity()
+    return setup
+
+
+def on_three_ranks(setup: Setup) -> None:
+    of_a_rank(setup).others = [lambda: of_a_rank(Setup())] * 2
+
+
 COUNTERPARTS: dict[str, Callable[[Setup], Any]] = {
     **LIKE,
     "saturated-units": with_tanh,
@@ -635,6 +683,7 @@ COUNTERPARTS: dict[str, Callable[[Setup], Any]] = {
     "training-mode": evaluated,
     "large-target": regression,
     "unreachable-target": regression,
+    "replicas-differ": on_three_ranks,
     "loss-falls-slowly": longer,
     "loss-jumps": longer,
     "probabilities-as-logits": longer,

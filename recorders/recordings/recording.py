@@ -109,8 +109,9 @@ class Subrecording(ShownAsTable, Past):
         recipe: if the reducer is None, its description in the file, to save it again.
         progress: what a monitor needs to go on bit for bit, beside the states; None if this was merged.
         placement: by leaf, which part of a tensor this rank holds, if ranks share the tensor; `sync` merges by it.
-        copies: if it was merged, the ranks whose copies of tensors that they share were compared; files do not keep it.
-        differing: those of the tensors of which the copies differ; files do not keep it.
+        ranks: if it was merged of tensors that ranks share, the ranks. Files do not keep this, nor what follows.
+        copies: of how many tensors the copies of several ranks were compared.
+        differing: those of which the copies differ.
     """
 
     reducer: Reducer | None
@@ -124,7 +125,8 @@ class Subrecording(ShownAsTable, Past):
     recipe: Mapping[str, Any] | str | None = None
     progress: Progress | None = None
     placement: Mapping[str, Placement] = field(default_factory=dict)
-    copies: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    copies: int = 0
     differing: tuple[Differing, ...] = ()
 
     def __repr__(self) -> str:
@@ -183,9 +185,9 @@ class Subrecording(ShownAsTable, Past):
         states = {path: reducer.merge(self.states.get(path, {}), other.states.get(path, {})) for path in paths}
         placement = {**other.placement, **self.placement}
         samples = self.samples + other.samples
-        copies, differing = tuple(sorted({*self.copies, *other.copies})), self.differing + other.differing
+        ranks, differing = tuple(sorted({*self.ranks, *other.ranks})), self.differing + other.differing
         merged = replace(self, states=states, samples=samples, saved_results=None, progress=None, placement=placement)
-        return replace(merged, copies=copies, differing=differing)
+        return replace(merged, ranks=ranks, copies=max(self.copies, other.copies), differing=differing)
 
     def _check_place(self, other: Subrecording, leaf: str) -> None:
         mine, theirs = self.placement.get(leaf), other.placement.get(leaf)

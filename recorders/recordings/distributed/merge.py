@@ -180,9 +180,9 @@ def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str) -> Subrecord
                 whose = f"rank {tensor.rank}" if tensor.rank >= 0 else "what a rank has for itself"
                 states[path] = _fit(whose, name, reducer.merge, states.get(path, {}), state)
     total = max(samples, default=sum(part.samples for part in ranks))
-    copies, differing = tuple(sorted(comparison.ranks)), tuple(comparison.found)
+    told = tuple(sorted(rank for rank in by_rank if rank >= 0))
     merged = replace(ranks[0], states=states, samples=total, saved_results=None, progress=None, placement={})
-    return replace(merged, copies=copies, differing=differing)
+    return replace(merged, ranks=told, copies=comparison.copies, differing=tuple(comparison.found))
 
 
 class _Comparison:
@@ -190,18 +190,18 @@ class _Comparison:
 
     Attributes:
         found: what differs.
-        ranks: those whose copies were compared.
+        copies: of how many tensors copies were compared.
     """
 
     def __init__(self, reducer: Reducer, name: str, monitor: str) -> None:
         self._reducer, self._name, self._monitor = reducer, name, monitor
         self.found: list[Differing] = []
-        self.ranks: set[int] = set()
+        self.copies = 0
 
     def of(self, copies: Sequence[Copy], leaf: str, *, first_counts: bool) -> None:
         """Compare copies of a tensor."""
         if len(copies) > 1:
-            self.ranks.update(copy.rank for copy in copies)
+            self.copies += 1
             one = compared(self._reducer, copies, self._name, leaf, self._monitor, first_counts=first_counts)
             self.found += [] if one is None else [one]
 

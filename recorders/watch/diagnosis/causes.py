@@ -143,8 +143,21 @@ CAUSES: dict[str, Cause] = {
     ),
     "optimizer-reset": Cause("the optimizer is made anew in each step", "make the optimizer once, before the loop"),
     "carried-state": Cause("a state is carried over between batches", "reset or detach the hidden state at each batch"),
-    "replicas-differ": Cause(
-        "replicas that should be equal differ", "check that all ranks start from the same weights and reduce their gradients"
+    "not-reduced": Cause(
+        "a rank does not reduce its gradients with the others",
+        "look for steps or layers in which a rank leaves out the all-reduce, such as no_sync, or a net called past its wrapper",
+    ),
+    "ranks-start-apart": Cause(
+        "ranks start from other weights, or each trains a net of its own",
+        "the same seed or checkpoint on all ranks before the net is made, or DistributedDataParallel, which sends those of rank 0",
+    ),
+    "silent-corruption": Cause(
+        "a device stored or computed a wrong bit",
+        "run again from a checkpoint before this step: if the same rank differs again, test its memory and device, or leave it out",
+    ),
+    "changed-on-one-rank": Cause(
+        "one rank changes parameters by itself",
+        "look for load_state_dict, copy_ or a reset that one rank alone reaches, such as below if rank == 0",
     ),
     "shared-layers": Cause(
         "one layer stands in several places", "a layer for each place: [make() for _ in range(n)], where it said [layer] * n"
@@ -381,6 +394,11 @@ KINDS: dict[str, FindingKind] = {
         "warning", "Scores and predictions are noisy, and worse than the net is.", ("dropout", "train-mode")
     ),
     "carries-state": FindingKind("warning", "What the net says of a batch depends on the batches before.", ("carried-state",)),
+    "replicas-differ": FindingKind(
+        "error",
+        "The ranks train different nets, and what is saved is that of one of them.",
+        ("not-reduced", "silent-corruption", "changed-on-one-rank", "ranks-start-apart"),
+    ),
     "left-range": FindingKind(
         "warning",
         "Good runs of this training never were there.",

@@ -73,6 +73,8 @@ def coverage(evidence: Evidence, parts: Mapping[str, Subrecording]) -> tuple[lis
             unexamined.append(f"{kind}: {remedy}")
         elif count:
             examined.append(f"{kind}: {count} of {most}")
+    if copies := sum(bool(part.copies) for part in parts.values()):
+        examined.append(f"copies of ranks: {copies} of {len(parts)}")
     if still := [layer.name for layer in layers if is_still(layer) and layer.trained is None and not has_gradients(layer)]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(still)}")
     return unexamined, examined

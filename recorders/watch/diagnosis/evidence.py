@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, median_low
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Criteria, select_modules
 from recorders.recordings.display import shown_name
+from recorders.recordings.distributed.differing import Differing
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.batches import BATCH, LABELS
 from recorders.watch.diagnosis.steps import FACTS, StepMonitor
@@ -20,6 +21,8 @@ from recorders.watch.overview import Layer, layer_names, overview, pushed
 from recorders.watch.spread import Spread
 
 __all__ = ["BatchCourse", "Course", "Evidence", "evidence", "finite", "middle"]
+
+Sliced = TypeVar("Sliced", Tensor, Sequence[float])
 
 TARGETS = ("target", "targets", "label", "labels", "y")
 """The names under which targets are pushed."""
@@ -120,12 +123,15 @@ class Evidence:
     Attributes:
         layers: one row a layer, in network order; see `overview`.
         calls: what was pushed, by name; see `pushed`.
-        loss: the loss of each step; None if it was not pushed.
+        loss: the loss of each step; None if it was not pushed. Of several ranks this, `inputs`, `outputs`, `target` and `steps`
+            are those of the first.
         inputs, outputs, target: the batches of the net, by the path of the leaf.
         steps: by name of a fact the values at each step that was recorded; see `FACTS`. None if no step was.
         inference: the share of dropouts and the like that were in training mode while gradients were off; NaN if not known.
         gradients, updates, weights: by layer and name of the parameter, the norm of its gradient at each step, the norm of the
             change over that of the weights, and the norm of the weights.
+        differing: by layer, what ranks should have recorded alike and did not.
+        compared: by class of the monitor, the number of tensors of which copies of several ranks were compared.
         elsewhere: the number of steps of any optimizers of the process; only a recorder knows it.
         modules: the modules by the names of layers, in network order; only a recorder knows them.
     """
@@ -141,6 +147,8 @@ class Evidence:
     gradients: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     updates: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
+    differing: Mapping[str, Sequence[Differing]] = field(default_factory=dict)
+    compared: Mapping[str, int] = field(default_factory=dict)
     elsewhere: int = 0
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
@@ -183,24 +191,36 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
     """Reads what was recorded."""
     parts = recorded.snapshot()
     names = layer_names(parts)
+    ranks = max((len(part.ranks) for part in parts.values()), default=0) or 1
     found: dict[str, Any] = {"inputs": {}, "outputs": {}, "target": {}, "gradients": {}, "updates": {}, "weights": {}}
+    found |= {"differing": {}, "compared": {}}
     for name, part in parts.items():
         group = name.partition("/")[0]
+        if part.copies:
+            found["compared"][part.monitor] = found["compared"].get(part.monitor, 0) + part.copies
+        if part.differing:
+            told = [replace(one, leaf=one.leaf or part.attr or "") for one in part.differing]
+            found["differing"].setdefault(names[name], []).extend(told)
         if part.monitor == "StepMonitor" and part.samples:
-            rows = part.peek()
+            rows = _of_the_first(part.peek(), ranks)
             found["steps"] = {fact: Course(rows[:, column].tolist()) for column, fact in enumerate(FACTS)}
         elif part.monitor == "NetInputMonitor" and group == "inference":
             found["inference"] = float(part.peek()) if part.samples else math.nan
         elif part.monitor in ("NetInputMonitor", "NetOutputMonitor"):
-            found["inputs" if part.monitor == "NetInputMonitor" else "outputs"] = _batches(part)
+            found["inputs" if part.monitor == "NetInputMonitor" else "outputs"] = _batches(part, ranks)
         elif part.monitor == "CallMonitor" and group.lower() in TARGETS:
-            found["target"] = _batches(part)
+            found["target"] = _batches(part, ranks)
         elif part.monitor == "CallMonitor" and group.lower() == "loss":
-            found["loss"] = _loss(part)
+            found["loss"] = _loss(part, ranks)
         elif (kept := _COURSES.get(part.monitor)) is not None:
             role, key = kept
             courses = {path: _course(result, key) for path, result in part.leaves().items()}
             found[role][names[name]] = {path: course for path, course in courses.items() if course is not None}
+    if found["differing"] and found.get("steps") is not None:  # then there is a course of each copy, one after another
+        most = len(found["steps"]["step"])
+        for role in ("gradients", "updates", "weights"):
+            for layer, courses in found[role].items():
+                found[role][layer] = {path: Course(course.values[:most]) for path, course in courses.items()}
     if isinstance(recorded, Recorder):
         found["elsewhere"] = max((one.steps_anywhere for one in recorded.values() if isinstance(one, StepMonitor)), default=0)
         found["modules"] = _modules(recorded, names)
@@ -220,16 +240,21 @@ def _course(result: Any, key: str) -> Course | None:
     return Course(values.double().ravel().tolist()) if isinstance(values, Tensor) and values.ndim else None
 
 
-def _loss(part: Subrecording) -> Course | None:
+def _of_the_first(values: Sliced, ranks: int) -> Sliced:
+    """What the first of several ranks recorded of data of its own: they are merged one after another."""
+    return values[: -(-len(values) // ranks)]
+
+
+def _loss(part: Subrecording, ranks: int) -> Course | None:
     courses = (_course(result, "course") for result in part.leaves().values())
-    return next((course for course in courses if course is not None and len(course)), None)
+    return next((Course(_of_the_first(course.values, ranks)) for course in courses if course is not None and len(course)), None)
 
 
-def _batches(part: Subrecording) -> dict[str, BatchCourse]:
+def _batches(part: Subrecording, ranks: int) -> dict[str, BatchCourse]:
     found = {}
     for path, rows in part.leaves().items():
         if isinstance(rows, Tensor) and rows.ndim == 2 and rows.shape[1] == len(BATCH) + LABELS:
-            columns = rows.double().T.tolist()
+            columns = _of_the_first(rows, ranks).double().T.tolist()
             labels = [sum(column) for column in columns[len(BATCH) :]]
             found[path] = BatchCourse(dict(zip(BATCH, columns, strict=False)), labels)
     return found

@@ -13,6 +13,7 @@ __all__ = ["explained", "told_once"]
 ORDER = (
     ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
     (
+        "replicas-differ",
         "not-cleared",
         "gradients-discarded",
         "optimizer-made-anew",

@@ -10,7 +10,7 @@ from recorders.recorder.recorder import Recorder
 from recorders.recorder.report import unexpected
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules
+from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules, rank_rules
 from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.explaining import explained
@@ -98,7 +98,14 @@ def findings(
     return Findings(faults, unexamined, examined, notices)
 
 
-RULES = (*layer_rules.RULES, *net_rules.RULES, *optimizer_rules.RULES, *batch_rules.RULES, *loss_rules.RULES)
+RULES = (
+    *layer_rules.RULES,
+    *net_rules.RULES,
+    *optimizer_rules.RULES,
+    *batch_rules.RULES,
+    *loss_rules.RULES,
+    *rank_rules.RULES,
+)
 """Each looks at what is known of a training, and yields what it finds."""
 
 
