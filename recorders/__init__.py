@@ -59,6 +59,8 @@ from recorders.watch.diagnosis.learned import Learned, learn
 from recorders.watch.divergence.bisecting import bisect
 from recorders.watch.divergence.repeating import repeat
 from recorders.watch.divergence.result import Divergence
+from recorders.watch.divergence.runs.answer import RunDivergence
+from recorders.watch.divergence.runs.search import divergence
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
 from recorders.watch.replay import replay
@@ -104,6 +106,7 @@ __all__ = [
     "RecordingExistsError",
     "RecordingNotFoundError",
     "RecordingWarning",
+    "RunDivergence",
     "SchemaError",
     "SelectionError",
     "StateMonitor",
@@ -123,6 +126,7 @@ __all__ = [
     "channel_axis",
     "compare",
     "detach_all",
+    "divergence",
     "findings",
     "global_gradient",
     "import_reducers",

@@ -38,6 +38,7 @@ from reducers.multivariate.spectrum import (
     principal_axes,
 )
 from reducers.samples.collect import Collect, First, Fold, Last
+from reducers.samples.fingerprints import Fingerprints
 from reducers.samples.reservoir import Reservoir
 from reducers.samples.topk import BottomK, TopK
 from reducers.samples.whole import Whole
@@ -86,6 +87,7 @@ __all__ = [
     "EmptyStateError",
     "EveryNth",
     "Extremes",
+    "Fingerprints",
     "First",
     "FirstNonfinite",
     "Fold",

@@ -11,6 +11,7 @@ from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.parameters import ParameterUpdateMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.watch.diagnosis.health import health
+from recorders.watch.divergence.runs.fingerprints import fingerprints
 from recorders.watch.lenses.attention import entropies, probabilities
 from recorders.watch.lenses.distribution import Outliers
 from recorders.watch.lenses.health import update_ratio as ratio_of
@@ -29,7 +30,16 @@ from reducers import (
 )
 from reducers.core.reducer import check_size
 
-__all__ = ["attention_entropy", "calibration", "gradient_noise", "health", "mup_coordinates", "outliers", "update_ratio"]
+__all__ = [
+    "attention_entropy",
+    "calibration",
+    "fingerprints",
+    "gradient_noise",
+    "health",
+    "mup_coordinates",
+    "outliers",
+    "update_ratio",
+]
 
 
 def calibration(bits: int = 8, per_channel: bool = False) -> Recorder:

@@ -1,0 +1,106 @@
+"""RunDivergence: where two runs part, in words and numbers, and how far they are apart from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from recorders.recordings.display import shown_name
+
+__all__ = ["Growth", "RunDivergence"]
+
+_WHERE = {
+    "input": "The runs get other inputs",
+    "parameters": "The runs begin with other parameters",
+    "forward": "The runs part in the forward",
+    "backward": "The forwards agree, the runs part in the backward",
+    "update": "Forward and gradients agree, the runs part in the update",
+    "value": "The runs part",
+}
+
+
+class Growth(NamedTuple):
+    """How far two runs are apart at a step, relative to their size; NaN if it is not known.
+
+    Attributes:
+        step: the step.
+        output: what the net returns; if that was not recorded, the layer whose output differs most.
+        gradient: the gradients of all parameters, as one vector.
+        weight: all parameters before the step.
+    """
+
+    step: int
+    output: float
+    gradient: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class RunDivergence:
+    """The first place at which two recorded runs part by more than rounding. False if they do not.
+
+    Attributes:
+        phase: "input", "parameters", "forward", "backward" or "update"; of timelines "value"; "" if they do not part.
+        step: the step of the clock; of timelines the tick.
+        name: the module or the parameter in the first run; "" is the net.
+        name_b: its name in the second.
+        distance: Euclidean, relative to the larger of the two; if they do not part, the largest that was seen.
+        allowed: what would have been noise.
+        differs: what differs, in words.
+        equal: what came in, and how equal it is.
+        noise: what was taken for noise, in words.
+        growth: how far the runs are apart at each step.
+        by_layer: how far outputs of modules are apart at this step, in the order of the net.
+        notes: what else was noticed.
+        unit: what steps are: "step", "tick" or "observation".
+    """
+
+    phase: str = ""
+    step: int = -1
+    name: str = ""
+    name_b: str = ""
+    distance: float = 0.0
+    allowed: float = 0.0
+    differs: str = ""
+    equal: tuple[str, ...] = ()
+    noise: str = ""
+    growth: tuple[Growth, ...] = ()
+    by_layer: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unit: str = "step"
+
+    def __bool__(self) -> bool:
+        return bool(self.phase)
+
+    def with_(self, **changes: Any) -> RunDivergence:
+        """The same answer, with these attributes changed."""
+        return replace(self, **changes)
+
+    def as_data(self) -> dict[str, Any]:
+        """The answer as data for JSON."""
+        return {**asdict(self), "growth": [row._asdict() for row in self.growth]}
+
+    def __str__(self) -> str:
+        if not self:
+            lines = [f"The runs do not part beyond noise (largest distance seen: {self.distance:.2g})."]
+        else:
+            where = shown_name(self.name) + (f" (in the second run {shown_name(self.name_b)})" if self.name_b != self.name else "")
+            place = "" if self.phase == "input" else f" {'of' if self.phase in ('forward', 'backward', 'update') else 'at'} {where}"
+            lines = [f"{_WHERE[self.phase]}{place}, at {self.unit} {self.step}."]
+            lines.append(f"- what differs: {self.differs} (distance {self.distance:.2g}, noise {self.allowed:.1g})")
+            lines += [f"- equal: {'; '.join(self.equal)}"] if self.equal else []
+        lines += [f"- {note}" for note in self.notes]
+        if self and len(self.growth) > 1:
+            shown = _some([row for row in self.growth if row.step >= self.step])
+            lines.append("- from there: " + ", ".join(f"{row.output:.1g} at {self.unit} {row.step}" for row in shown))
+        return "\n".join([*lines, f"- noise is {self.noise}"] if self.noise else lines)
+
+
+def _some(rows: list[Growth]) -> list[Growth]:
+    """Rows ever farther from each other."""
+    found, at = [], 0
+    while at < len(rows):
+        found.append(rows[at])
+        at = max(at + 1, 2 * at)
+    return found[:6] + rows[-1:] * (len(found) > 6)

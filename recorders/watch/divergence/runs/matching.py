@@ -1,0 +1,119 @@
+"""Which module and which parameter of one run is which of another: by name, or by what they are and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from recorders.errors import SelectionError
+from recorders.recordings.display import listed, shown_name
+from recorders.watch.divergence.pairing import Pairs
+from recorders.watch.divergence.runs.run import Module, Place, Run
+
+__all__ = ["Matched", "matched"]
+
+_WEIGHTS = ("weight", "weight before", "weight after", "weight gradient")
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What of the first run belongs to what of the second.
+
+    Attributes:
+        modules: names in the second run by those in the first.
+        places: places of tracks likewise.
+    """
+
+    modules: Mapping[str, str]
+    places: Mapping[Place, Place]
+
+
+def matched(a: Run, b: Run, names: Mapping[str, str] | None) -> Matched:
+    """Match two runs.
+
+    Modules belong together, in this order of preference, if `names` says so, of them or of what they are in; if name, class and
+    sizes of outputs are the same; if their first parameters are equal; if class and sizes are the same, in the order of the
+    net; if their first outputs have equal norms; if only the names are the same. Parameters, if their names or sizes are the same.
+
+    Raises:
+        SelectionError: a name in `names` does not exist.
+    """
+    pairs = Pairs(list(a.modules.values()), list(b.modules.values()))
+    if names:
+        _check(a, b, names)
+        pairs.match(lambda module: _renamed(module.name, names), lambda module: module.name, within=lambda m: _is_in(m.name, names))
+    pairs.match(lambda module: (module.name, module.kind, module.sizes))
+    if "" in a.modules and "" in b.modules:
+        pairs.add(list(a.modules).index(""), list(b.modules).index(""))
+    pairs.match(lambda module: module.weights or None, once=True)
+    pairs.in_order(lambda module: (module.kind, module.sizes))
+    pairs.match(lambda module: (module.kind, module.sizes), once=True)
+    pairs.match(_computes, once=True)
+    pairs.in_order(lambda module: module.sizes)
+    pairs.match(lambda module: module.name)
+    modules = {pairs.a[first].name: pairs.b[second].name for first, second in sorted(pairs.found.items())}
+    places: dict[Place, Place] = {}
+    leaves = {name: _leaves(a, b, name, other) for name, other in modules.items()}
+    for place in a.tracks:
+        other = modules.get(place.module)
+        if other is not None:
+            of_weight = place.role in _WEIGHTS or place.role.startswith("state ")
+            leaf = leaves[place.module].get(place.leaf, place.leaf) if of_weight else place.leaf
+            if Place(place.role, other, leaf) in b.tracks:
+                places[place] = Place(place.role, other, leaf)
+    _one_leaf(a, b, modules, places)
+    return Matched(modules, places)
+
+
+def _one_leaf(a: Run, b: Run, modules: Mapping[str, str], places: dict[Place, Place]) -> None:
+    """Operands with one tensor belong together, whatever their paths: a rewrite returns a tensor, the original a tuple."""
+    by_place: list[dict[tuple[str, str], list[Place]]] = [{}, {}]
+    for run, found in zip((a, b), by_place, strict=True):
+        for place in run.tracks:
+            if place.role not in _WEIGHTS:
+                found.setdefault((place.role, place.module), []).append(place)
+    for (role, module), own in by_place[0].items():
+        others = by_place[1].get((role, modules.get(module, "")), []) if module in modules else []
+        left = [place for place in own if place not in places]
+        taken = set(places.values())
+        rest = [place for place in others if place not in taken]
+        if left and rest:
+            places.setdefault(left[0], rest[0])
+
+
+def _leaves(a: Run, b: Run, name: str, other: str) -> dict[str, str]:
+    """Names of parameters of a module of the second run by those in the first."""
+    own, others = (_parameters(run, module) for run, module in ((a, name), (b, other)))
+    pairs = Pairs(list(own.items()), list(others.items()))
+    pairs.match(lambda item: item[0])
+    pairs.match(lambda item: item[1], once=True)
+    pairs.match(lambda item: item[1][0] if isinstance(item[1], tuple) else None, once=True)
+    return {pairs.a[first][0]: pairs.b[second][0] for first, second in pairs.found.items()}
+
+
+def _parameters(run: Run, module: str) -> dict[str, Hashable]:
+    found: dict[str, Hashable] = {}
+    for place, track in run.tracks.items():
+        if place.module == module and place.role in ("weight", "weight before") and len(track):
+            found[place.leaf] = int(track.count[0]), f"{float(track.norm[0]):.2g}"
+    return found
+
+
+def _computes(module: Module) -> Hashable:
+    return (module.sizes, module.lengths) if module.sizes else None
+
+
+def _is_in(name: str, names: Mapping[str, str]) -> bool:
+    return any(name == outer or name.startswith(f"{outer}.") for outer in names)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    outer = max((outer for outer in names if name == outer or name.startswith(f"{outer}.")), key=len)
+    return names[outer] + name[len(outer) :]
+
+
+def _check(a: Run, b: Run, names: Mapping[str, str]) -> None:
+    for run, given, which in ((a, names.keys(), "first"), (b, names.values(), "second")):
+        if wrong := [name for name in given if name not in run.modules]:
+            known = listed(list(run.modules))
+            raise SelectionError(f"names: the {which} run has no module {shown_name(wrong[0])!r}; it has {known}")

@@ -1,0 +1,481 @@
+"""`divergence`: the first step, phase and layer at which two recorded runs part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from recorders.errors import SelectionError
+from recorders.recorder.recorder import Recorder
+from recorders.recordings.recording import Recording
+from recorders.watch.divergence.distance import Tolerance
+from recorders.watch.divergence.runs.answer import Growth, RunDivergence
+from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, or_zero
+from recorders.watch.divergence.runs.matching import matched
+from recorders.watch.divergence.runs.run import Place, run_of
+from recorders.watch.timeline import Timeline
+
+__all__ = ["divergence"]
+
+GAIN = 16.0
+"""How many times what comes in a layer may enlarge its relative distance before it is the layer that makes the difference."""
+
+_OPERATORS = 4  # that a module without modules in it calls
+_STEPWISE = 4.0  # how many times the distance of a number may grow from one tick to the next
+_SPREAD = 4.0  # how many times the noise of a repeat may be exceeded
+_RATIO = 0.02  # of a difference that is no multiple, which is left if it is called a multiple
+
+
+def divergence(
+    first: Recorder | Recording | Timeline,
+    second: Recorder | Recording | Timeline,
+    *,
+    names: Mapping[str, str] | None = None,
+    repeat: Recorder | Recording | Timeline | None = None,
+) -> RunDivergence:
+    """The first step, phase and layer at which two runs part by more than rounding.
+
+    Both were recorded with `presets.fingerprints`; of others, monitors with `reducers.Fingerprints`, and whatever lists a number
+    for each observation, are compared likewise. Of two timelines it is the first tick and statistic.
+
+    In each step, in this order, are compared what the net gets, its parameters, each forward, each gradient, and what the optimizer
+    makes of it. Each layer is judged by what it gets: its output may differ by what rounding allows for so many operators, and 16
+    times as much as its input and its parameters differ already. So the layer is named that makes the difference, not those after.
+
+    Args:
+        first, second: two runs, with steps in common. The second is described as it differs from the first.
+        names: names of modules of the second run by those of the first, if they are not the same and cannot be found by what the
+            modules are and compute; also of modules that contain them: `{"encoder": "bert.encoder"}`.
+        repeat: the first run once more. It shows what noise is, in place of what the dtypes say; if it is equal to the first, bit
+            for bit, any difference of the second is one.
+
+    Raises:
+        TypeError: one is a timeline, and another is not.
+        SelectionError: they tell nothing step by step, or have no step in common; or `names` names nothing.
+
+    >>> from recorders import presets
+    >>> def train(rate):
+    ...     torch.manual_seed(0)
+    ...     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    ...     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+    ...     with presets.fingerprints().modules(net) as recorder:
+    ...         for _ in range(3):
+    ...             net(torch.randn(16, 4)).square().mean().backward()
+    ...             optimizer.step()
+    ...             optimizer.zero_grad()
+    ...     return recorder
+    >>> found = divergence(train(0.1), train(0.101))
+    >>> found.step, found.phase, found.name, found.differs
+    (0, 'update', '0.weight', 'its update is 1.01 times that of the first run')
+    """
+    recorded = [one if isinstance(one, Timeline) else one.snapshot() for one in (first, second)]
+    if isinstance(recorded[0], Timeline) != isinstance(recorded[1], Timeline):
+        raise TypeError("divergence needs two recordings or two timelines; got one of each")
+    a, b = map(run_of, recorded)
+    for run, which in ((a, "first"), (b, "second")):
+        if not run.tracks:
+            raise SelectionError(f"the {which} run tells nothing step by step: record it with presets.fingerprints()")
+    apart = Apart(a, b, matched(a, b, names))
+    if not apart.steps:
+        raise SelectionError(f"the runs have no {a.unit} in common: {_span(a.steps)} and {_span(b.steps)}")
+    again = None
+    if repeat is not None:
+        c = run_of(repeat if isinstance(repeat, Timeline) else repeat.snapshot())
+        again = Apart(a, c, matched(a, c, None))
+    return _Search(apart, again).found()
+
+
+def _span(steps: object) -> str:
+    numbers = list(steps)  # type: ignore[call-overload]
+    return f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+
+
+class _Search:
+    def __init__(self, apart: Apart, repeat: Apart | None) -> None:
+        self.apart, self.repeat = apart, repeat
+        self.modules = apart.a.modules
+        self.count = len(apart.steps)
+        self.tolerance = Tolerance(apart.eps, min(apart.eps, torch.finfo(torch.float32).eps))
+
+    def found(self) -> RunDivergence:
+        """The answer."""
+        number = next((index for index in range(self.count) if self._at(index) is not None), None)
+        one = None if number is None else self._at(number)
+        if one is None:
+            one = RunDivergence(distance=self._farthest())
+        return one.with_(
+            unit=self.apart.a.unit,
+            noise=self._noise_in_words(),
+            growth=self.growth,
+            by_layer=self._by_layer(number),
+            notes=(*one.notes, *self._notes(number)),
+        )
+
+    def _at(self, step: int) -> RunDivergence | None:
+        for look in (self._values, self._input, self._parameters, self._forward, self._backward, self._update):
+            for found in look(step):
+                return found.with_(step=self.apart.steps[step])
+        return None
+
+    # What is noise
+
+    def _learned(self, role: str, module: str) -> Tensor | None:
+        """What a repeat of the first run allows, [steps]; None if there is none."""
+        if self.repeat is None:
+            return None
+        seen = or_zero(self.repeat.of(role, module))
+        grown = seen.cummax(0).values if len(seen) else seen
+        if len(grown) < self.count:  # the repeat was shorter
+            grown = torch.cat([grown, (grown[-1:] if len(grown) else grown.new_zeros(1)).expand(self.count - len(grown))])
+        return _SPREAD * grown[: self.count]
+
+    def _leaves(self, module: str) -> int:
+        inside = [name for name in self.modules if name.startswith(f"{module}." if module else "") and name != module]
+        outer = {name.rpartition(".")[0] for name in inside}
+        return max(1, sum(name not in outer for name in inside))
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return {name: self._leaves(name) for name in self.modules}
+
+    def _allowed(self, role: str, module: str, *came: Tensor) -> Tensor:
+        """How far what a module makes may be apart, [steps], given how far that is of which it is made."""
+        leaves = self._sizes.get(module, 1)
+        learned = self._learned(role, module)
+        rounding = self.tolerance(_OPERATORS * leaves) if learned is None else learned
+        before = or_zero(largest(came, self.count))
+        return rounding + GAIN * math.sqrt(leaves) * before
+
+    # What came in
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, Tensor]:
+        """How far what each module gets is apart; if that is not known, what the module around it gets."""
+        found: dict[str, Tensor] = {}
+        for name in self.modules:
+            own = self.apart.of("input", name)
+            outer = found.get(name.rpartition(".")[0] if name else "")
+            found[name] = own if outer is None or not bool(own.isnan().all()) else outer
+        return found
+
+    @cached_property
+    def _weights(self) -> Mapping[str, Tensor]:
+        """How far the parameters of each module, and of those in it, are apart; beside them, none."""
+        found = {}
+        for name in self.modules:
+            gaps = [gap for role in ("weight", "weight before") for gap in self._below(role, name)]
+            found[name] = or_zero(joint(gaps, self.count))
+        return found
+
+    def _below(self, role: str, module: str) -> Iterator[Gap]:
+        for name, gaps in self.apart.by_role.get(role, {}).items():
+            if not module or name == module or name.startswith(f"{module}."):
+                yield from gaps.values()
+
+    def _came_in(self, module: str, step: int) -> tuple[str, ...]:
+        """What came in equal."""
+        kinds = {"its input": self.apart.by_role.get("input", {}).get(module, {}).values()}
+        weights = [gap for role in ("weight", "weight before") for gap in self._below(role, module)]
+        kinds["its parameters"] = weights  # type: ignore[assignment]
+        found = []
+        for what, gaps in kinds.items():
+            seen = [gap for gap in gaps if bool(gap.known[step])]
+            if seen and all(bool(gap.same[step]) for gap in seen):
+                found.append(f"{what}, bit for bit")
+            elif seen:
+                far = float(joint(seen, self.count)[step])
+                found.append(f"{what}, up to {far:.1g}")
+        return tuple(found)
+
+    # The phases of a step
+
+    def _values(self, step: int) -> Iterator[RunDivergence]:
+        """Of numbers over time: the first that jumps."""
+        values = self.apart.by_role.get("value", {})
+        for name, gaps in values.items():
+            for statistic, gap in gaps.items():
+                apart = or_zero(gap.relative())
+                before = float(apart[:step].max()) if step else 0.0
+                learned = self._learned("value", name)
+                noise = self.tolerance(_OPERATORS * 64) if learned is None else float(learned[step])
+                allowed = noise + _STEPWISE * before
+                if float(apart[step]) > allowed:
+                    numbers = float(gap.first[step, 0]), float(gap.second[step, 0])
+                    differs = f"its {statistic or 'value'} is {numbers[1]:.6g}, and {numbers[0]:.6g} in the first run"
+                    other = self.apart.matched.modules.get(name, name)
+                    yield RunDivergence("value", 0, name, other, float(apart[step]), allowed, differs=differs)
+
+    def _input(self, step: int) -> Iterator[RunDivergence]:
+        apart = self.apart.of("input", "")
+        allowed = self._allowed("input", "")
+        if float(or_zero(apart)[step]) > float(allowed[step]):
+            notes = ("the second run got the same batches in another order",) if self._same_batches() else ()
+            numbers = float(apart[step]), float(allowed[step])
+            yield RunDivergence("input", 0, "", "", *numbers, differs="what the net gets", notes=notes)
+
+    def _same_batches(self) -> bool:
+        pairs = [
+            (track, self.apart.b.tracks[other])
+            for place, track in self.apart.a.tracks.items()
+            if place[:2] == ("input", "") and (other := self.apart.matched.places.get(place)) is not None
+        ]
+        return bool(pairs) and all(
+            one.digest is not None and other.digest is not None and len(one) == len(other)
+            and bool(torch.equal(one.digest.sort().values, other.digest.sort().values))
+            for one, other in pairs
+        )  # fmt: skip
+
+    def _parameters(self, step: int) -> Iterator[RunDivergence]:
+        """Parameters that differ from the first step on: later ones are what updates made."""
+        if step:
+            return
+        found: list[RunDivergence] = []
+        for role in ("weight before", "weight"):
+            for module, gaps in self.apart.by_role.get(role, {}).items():
+                for leaf, gap in gaps.items():
+                    apart = float(or_zero(gap.relative())[0])
+                    allowed = 2 * self.apart.eps if self.repeat is None else 0.0
+                    if apart > allowed and _path(module, leaf) not in [one.name for one in found]:
+                        multiple = _multiple(gap.first[0], gap.second[0])
+                        differs = f"its first value{multiple}" if multiple else "its first value"
+                        found.append(self._one("parameters", module, leaf, apart, allowed, differs))
+        if found:
+            number = len({place[1:] for place in self.apart.a.tracks if place.role in ("weight", "weight before")})
+            yield found[0].with_(notes=_others(found, number, "parameters differ"))
+
+    def _forward(self, step: int) -> Iterator[RunDivergence]:
+        found = {}
+        for module in self.apart.by_role.get("output", {}):
+            apart = self.apart.of("output", module)
+            allowed = self._allowed("output", module, self._inputs[module], self._weights[module])
+            if float(or_zero(apart)[step]) > float(allowed[step]):
+                found[module] = float(apart[step]), float(allowed[step])
+        name = next(iter(_innermost(found)), None)
+        if name is None:
+            yield from self._between(step)
+            return
+        gaps = self.apart.by_role["output"][name]
+        multiple = next((text for gap in gaps.values() if (text := _multiple(gap.first[step], gap.second[step]))), "")
+        differs = f"its output{multiple}"
+        if any(other.startswith(f"{name}." if name else "") and other != name for other in self.apart.by_role["output"]):
+            differs += self._inside(name, step)
+        yield self._one("forward", name, "", *found[name], differs).with_(equal=self._came_in(name, step))
+
+    def _inside(self, name: str, step: int) -> str:
+        """Where in the code of a module it is, if no module in it makes the difference."""
+        for inner in self.modules:
+            if inner != name and inner.startswith(f"{name}." if name else ""):
+                apart = float(or_zero(self.apart.of("input", inner)[step]))
+                if apart > float(self._allowed("input", inner, self._inputs[name])[step]):
+                    return f"; no module in it makes the difference: it is there first in what {inner} gets"
+        return "; no module in it makes the difference, it comes after them"
+
+    def _between(self, step: int) -> Iterator[RunDivergence]:
+        """The first module that gets or returns what differs, if those around it are not recorded, which would tell more."""
+        if "" in self.apart.by_role.get("output", {}):
+            return
+        before = torch.zeros(self.count, dtype=torch.float64)
+        for module in self.modules:
+            for role in ("input", "output"):
+                apart = or_zero(self.apart.of(role, module))
+                allowed = self._allowed(role, module, before, self._weights[module])
+                if float(apart[step]) > float(allowed[step]):
+                    differs = "its output" if role == "output" else "what it gets, which modules that are not recorded make"
+                    yield self._one("forward", module, "", float(apart[step]), float(allowed[step]), differs)
+                before = torch.maximum(before, apart)
+
+    def _backward(self, step: int) -> Iterator[RunDivergence]:
+        found: dict[str, tuple[float, float]] = {}
+        words: dict[str, str] = {}
+        came = self.apart.of("gradient", "")
+        allowed = self._allowed("gradient", "", self.apart.of("output", ""), self._inputs.get("", came))
+        if float(or_zero(came)[step]) > float(allowed[step]):
+            multiple = self._multiple_of("gradient", "", step)
+            differs = f"the gradient of what it returns{multiple}: the loss, or its target"
+            yield self._one("backward", "", "", float(came[step]), float(allowed[step]), differs)
+            return
+        reaches: dict[str, Tensor] = {}
+        for module in self.modules:
+            own = self.apart.of("gradient", module)
+            outer = reaches.get(module.rpartition(".")[0] if module else "")
+            reaches[module] = own if outer is None or not bool(own.isnan().all()) else outer
+            before = (reaches[module], self._inputs[module], self.apart.of("output", module), self._weights[module])
+            for role, what in (("input gradient", "the gradient of its input"), ("weight gradient", "the gradient of {}")):
+                for leaf, gap in self.apart.by_role.get(role, {}).get(module, {}).items():
+                    apart = or_zero(self.apart.relative(role, module, gap))
+                    limit = self._allowed(role, module, *before)
+                    if float(apart[step]) > float(limit[step]) and module not in found:
+                        found[module] = float(apart[step]), float(limit[step])
+                        which = self._lacks(role, module, leaf, step)
+                        words[module] = what.format(leaf) + (which or _multiple(gap.first[step], gap.second[step]))
+        if found:
+            name = list(_innermost(found))[-1]
+            yield self._one("backward", name, "", *found[name], words[name]).with_(equal=self._came_in(name, step))
+
+    def _lacks(self, role: str, module: str, leaf: str, step: int) -> str:
+        """Which run has no such gradient."""
+        gap = self.apart.by_role[role][module][leaf]
+        if not bool(gap.absolute[step].isinf()):
+            return ""
+        place = Place(role, module, leaf)
+        own, at = self.apart.a.tracks[place], self.apart.steps[step]
+        here = bool((own.steps == list(self.apart.a.steps).index(at)).any())
+        other = self.apart.b.tracks[self.apart.matched.places[place]]
+        there = bool((other.steps == list(self.apart.b.steps).index(at)).any())
+        return "" if here and there else f", which the {'second' if here else 'first'} run does not have"
+
+    def _multiple_of(self, role: str, module: str, step: int) -> str:
+        gaps = self.apart.by_role.get(role, {}).get(module, {})
+        return next((text for gap in gaps.values() if (text := _multiple(gap.first[step], gap.second[step]))), "")
+
+    def _update(self, step: int) -> Iterator[RunDivergence]:
+        found: list[RunDivergence] = []
+        moves = {
+            (module, leaf): moved
+            for module, gaps in self.apart.by_role.get("weight", {}).items()
+            for leaf in gaps
+            if (moved := self.apart.moved(module, leaf, step)) is not None
+        }
+        certain = False
+        for (module, leaf), moved in moves.items():
+            far, allowed, exact = self._judged(module, leaf, moved, step)
+            if far > allowed:
+                times = _multiple(*moved)
+                certain |= exact or bool(times)
+                found.append(self._one("update", module, leaf, far, allowed, f"its update{times}"))
+        # What an optimizer makes of gradients that cancel, such as those of biases of keys, is noise of any size.
+        found = found if certain or len(found) > len(moves) / 2 else []
+        if found:
+            notes = _others(found, len(moves), "updates differ")
+            yield found[0].with_(notes=notes, equal=tuple(self._before_update(step)))
+
+    def _judged(self, module: str, leaf: str, moved: tuple[Tensor, Tensor], step: int) -> tuple[float, float, bool]:
+        """How far updates are apart, relative to their length, what is allowed, and whether all came in equal, bit for bit."""
+        one, other = moved
+        length = max(float(torch.linalg.vector_norm(one)), float(torch.linalg.vector_norm(other)))
+        gap = self.apart.by_role["weight"][module][leaf]
+        gradient = self.apart.by_role.get("weight gradient", {}).get(module, {}).get(leaf)
+        exact = all(bool(gap.same[: step + 1].all()) for gap in (gap, gradient) if gap is not None)
+        if not length:
+            return 0.0, 0.0, exact
+        coarse = 2 * float(gap.eps[step]) * float(gap.length[step]) * (self.repeat is None)
+        fine = coarse + GAIN * float(or_zero(gap.absolute[step]))
+        seen = 0.0 if gradient is None else float(or_zero(gradient.relative())[: step + 1].max())
+        rounding = self.tolerance(_OPERATORS) if self.repeat is None else self._drift(module, leaf, step)
+        # Adam divides by the size of a gradient, so those whose sign is noise move as far as others
+        allowed = rounding + 4 * math.sqrt(seen) + fine / length
+        return float(torch.linalg.vector_norm(one - other)) / length, allowed, exact
+
+    def _drift(self, module: str, leaf: str, step: int) -> float:
+        """How far the updates of a repeat are apart up to a step, relative to their length, and with room."""
+        assert self.repeat is not None
+        most = 0.0
+        for index in range(min(step + 1, len(self.repeat.steps))):
+            moved = self.repeat.moved(module, leaf, index)
+            if moved is not None and float(length := torch.linalg.vector_norm(moved[0])) > 0:
+                most = max(most, float(torch.linalg.vector_norm(moved[0] - moved[1]) / length))
+        return _SPREAD * most
+
+    def _before_update(self, step: int) -> Iterator[str]:
+        for role, what in (("weight gradient", "its gradients"), ("weight", "its parameters before it")):
+            gaps = [gap for gaps in self.apart.by_role.get(role, {}).values() for gap in gaps.values() if bool(gap.known[step])]
+            if gaps:
+                exact = all(bool(gap.same[step]) for gap in gaps)
+                yield f"{what}, " + ("bit for bit" if exact else f"up to {float(joint(gaps, self.count)[step]):.1g}")
+        kept = [gap for role in self.apart.by_role if role.startswith("state ") for gap in self._below(role, "")]
+        if kept and all(bool(gap.same[step]) for gap in kept if bool(gap.known[step])):
+            yield "what the optimizer keeps, bit for bit"
+
+    # The rest of the answer
+
+    def _one(self, phase: str, module: str, leaf: str, apart: float, allowed: float, differs: str) -> RunDivergence:
+        other = self.apart.matched.modules.get(module, module)
+        own = {place.leaf: place for place in self.apart.matched.places if place.module == module and place.leaf == leaf}
+        place = next(iter(own.values()), None)
+        other_leaf = leaf if place is None else self.apart.matched.places[place].leaf
+        return RunDivergence(phase, 0, _path(module, leaf), _path(other, other_leaf), apart, allowed, differs=differs)
+
+    @cached_property
+    def growth(self) -> tuple[Growth, ...]:
+        """How far outputs, gradients and parameters are apart at each step."""
+        output = self.apart.of("output", "")
+        if bool(output.isnan().all()):
+            output = largest((self.apart.of("output", module) for module in self.modules), self.count)
+        if bool(output.isnan().all()):
+            output = largest((self.apart.of("value", module) for module in self.apart.by_role.get("value", {})), self.count)
+        gradients = joint(self._below("weight gradient", ""), self.count)
+        weights = joint(self._below("weight", ""), self.count)
+        columns = (self.apart.steps, output.tolist(), gradients.tolist(), weights.tolist())
+        return tuple(Growth(*row) for row in zip(*columns, strict=True))
+
+    def _by_layer(self, step: int | None) -> Mapping[str, float]:
+        at = self.count - 1 if step is None else step
+        found = {module: float(self.apart.of("output", module)[at]) for module in self.apart.by_role.get("output", {})}
+        return {module: apart for module, apart in found.items() if not math.isnan(apart)}
+
+    def _farthest(self) -> float:
+        seen = [value for row in self.growth for value in (row.output, row.gradient, row.weight) if not math.isnan(value)]
+        return max(seen, default=0.0)
+
+    def _notes(self, number: int | None) -> Iterator[str]:
+        unknown = [name for name in self.modules if name not in self.apart.matched.modules]
+        if unknown:
+            yield f"{len(unknown)} modules of the first run have no partner: {', '.join(unknown[:3])}{', ...' * (len(unknown) > 3)}"
+        parted = self._bits()
+        if parted is not None and (number is None or parted[0] < number):
+            yield f"bits differ first at {self.apart.a.unit} {self.apart.steps[parted[0]]}, in {parted[1]}: that is rounding"
+        elif parted is None and number is None:
+            yield "all that both recorded is equal, bit for bit"
+        if number is not None and number and parted is not None and parted[0] == number:
+            yield f"all before {self.apart.a.unit} {self.apart.steps[number]} is equal, bit for bit"
+
+    def _bits(self) -> tuple[int, str] | None:
+        """The first step, and in it the first place, at which bits differ."""
+        best: tuple[int, str] | None = None
+        words = {"input": "what {} gets", "output": "what {} returns", "gradient": "the gradient of what {} returns"}
+        for role, modules in self.apart.by_role.items():
+            for module, gaps in modules.items():
+                for gap in gaps.values():
+                    unlike = (gap.known & ~gap.same).nonzero()
+                    if len(unlike) and (best is None or int(unlike[0]) < best[0]):
+                        best = int(unlike[0]), words.get(role, f"the {role} of {{}}").format(module or "the net")
+        return best
+
+    def _noise_in_words(self) -> str:
+        if self.repeat is None:
+            of_a_layer = self.tolerance(_OPERATORS)
+            return f"what rounding allows in a dtype with an eps of {self.apart.eps:.2g}: {of_a_layer:.1g} for a layer"
+        seen = [self.repeat.of(role, module) for role, modules in self.repeat.by_role.items() for module in modules]
+        most = float(or_zero(largest(seen, len(self.repeat.steps))).max())
+        return f"what a repeat of the first run shows: {most:.1g} at most"
+
+
+def _path(module: str, leaf: str) -> str:
+    return f"{module}.{leaf}" if module and leaf else module or leaf
+
+
+def _innermost(found: Mapping[str, object]) -> Iterator[str]:
+    """Names with no other in them."""
+    for name in found:
+        if not any(other != name and other.startswith(f"{name}." if name else "") for other in found):
+            yield name
+
+
+def _others(found: list[RunDivergence], number: int, what: str) -> tuple[str, ...]:
+    return (f"{len(found)} of {number} {what}",) if len(found) > 1 else ()
+
+
+def _multiple(first: Tensor, second: Tensor) -> str:
+    """Whether the second sketch is a multiple of the first, in words; "" if it is not."""
+    long = float(first @ first)
+    if not len(first) or long == 0 or not bool(second.isfinite().all()):
+        return ""
+    times = float(first @ second) / long
+    left = float(torch.linalg.vector_norm(second - times * first))
+    if times == 1 or left > _RATIO * abs(times - 1) * math.sqrt(long):
+        return ""
+    return " is 0, and not in the first run" if times == 0 else f" is {times:.3g} times that of the first run"

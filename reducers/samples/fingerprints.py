@@ -1,0 +1,138 @@
+"""Fingerprints: a digest and a sketch of each observation, to find where two runs part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from reducers.core.checks import check_shape
+from reducers.core.inputs import observation
+from reducers.core.reducer import Reducer, check_size
+from reducers.core.states import require_state
+from reducers.errors import ArgumentError, StateError
+from reducers.kernels.digests import digests
+from reducers.samples.collect import Collect
+from reducers.state import Result, State
+from reducers.statistics.sketch import Sketch  # TODO
+
+__all__ = ["Fingerprints"]
+
+PRIME = 2**61 - 1  # TODO from digest
+_COLLECT = Collect()
+FACTS = ("count", "nonfinite", "power", "min", "max")
+_KINDS = ("digest", "sketch")  # of blocks: int64 [n], and float64 [n, facts, eps and projections]
+_COLUMNS = (*FACTS, "eps")
+
+
+@dataclass(frozen=True)
+class Fingerprints(Reducer):
+    """The digest and the sketch of each observation, one after another: they tell at which observation two runs part, and how far.
+
+    Two observations with the same digest are the same, bit for bit, see `Digest`; `sketch_distance` of their sketches tells how
+    far others are apart, see `Sketch`. Observations without elements are not counted.
+
+    Args:
+        k: number of projections of a sketch, a multiple of 64. Of 64, distances have a standard error of 9 %, and an observation
+            takes 568 bytes.
+
+    Returns:
+        of n observations `digest`, int64 [n]; `sketch`, float64 [n, k]; `norm` [n], the Euclidean norm of the finite elements of
+        each; `nonfinite` [n] and `count` [n], int64, how many elements are not finite, and are; `eps` [n], how far apart numbers
+        of its dtype are, relative to their size: `torch.finfo(dtype).eps`, and 0 of integers.
+
+    Raises:
+        ArgumentError: `k` is not a multiple of 64.
+        DTypeError: an observation is uint64.
+
+    >>> import torch
+    >>> from reducers import sketch_distance
+    >>> fingerprints, states = Fingerprints(), [{}, {}]
+    >>> for step in range(3):
+    ...     x = torch.linspace(-1, 1, 1000) * (step + 1)
+    ...     states = [fingerprints.update(state, x + shift * (step > 1)) for state, shift in zip(states, (0.0, 0.01))]
+    >>> a, b = map(fingerprints.compute, states)
+    >>> a["digest"] == b["digest"]
+    tensor([ True,  True, False])
+    >>> sketch_distance(a, b)["relative"].round(decimals=3)
+    tensor([0.0000, 0.0000, 0.0050], dtype=torch.float64)
+    """
+
+    k: int = 64
+
+    ordered: ClassVar[bool] = True
+    bounded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_size(self, "k")
+        if self.k % 64:
+            raise ArgumentError(f"Fingerprints takes k, a multiple of 64, and got {self.k}")
+
+    @property
+    def batchable(self) -> bool:
+        return True
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        x = observation(self, xs)
+        return self._appended(state, x[None]) if x.numel() else state
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        xs = observation(self, (xs,))
+        return self._appended(state, xs) if xs.numel() else state
+
+    def _appended(self, state: State, xs: Tensor) -> State:
+        sums, facts = sketched(xs, self.k)
+        eps = torch.finfo(xs.dtype).eps if xs.is_floating_point() or xs.is_complex() else 0.0
+        rows = torch.cat([facts, torch.full_like(facts[:, :1], eps), sums], dim=1)
+        new = dict(zip(_KINDS, (_digests(xs), rows), strict=True))
+        return _joined({kind: _COLLECT.update(_part(state, kind), block) for kind, block in new.items()})
+
+    def merge(self, a: State, b: State) -> State:
+        return _joined({kind: _COLLECT.merge(_part(a, kind), _part(b, kind)) for kind in _KINDS})
+
+    def _check(self, state: State) -> None:
+        parts = {kind: _part(state, kind) for kind in _KINDS}
+        if sum(map(len, parts.values())) != len(state) or len({len(part) for part in parts.values()}) > 1:
+            raise StateError(f"{self!r} has no such state: its keys are {sorted(state)!r:.200}")
+        for part in parts.values():
+            _COLLECT.check(part)
+        for block in range(len(parts["digest"])):
+            length = len(state[f"digest/{block}"])
+            check_shape(self, state, f"digest/{block}", (length,), torch.int64)
+            check_shape(self, state, f"sketch/{block}", (length, len(_COLUMNS) + self.k), torch.float64, torch.float32)
+
+    def compute(self, state: State) -> Result:
+        require_state(self, state)
+        digest, rows = (_COLLECT.compute(_part(state, kind)) for kind in _KINDS)
+        found: Mapping[str, Tensor] = dict(zip(_COLUMNS, rows.unbind(1), strict=False))
+        return {
+            "digest": digest,
+            "sketch": rows[:, len(_COLUMNS) :].clone(),
+            "norm": found["power"].sqrt(),
+            "nonfinite": found["nonfinite"].to(torch.int64),
+            "count": found["count"].to(torch.int64),
+            "eps": found["eps"].clone(),
+        }
+
+
+def _part(state: State, kind: str) -> State:
+    return {key.removeprefix(f"{kind}/"): value for key, value in state.items() if key.startswith(f"{kind}/")}
+
+
+def _joined(parts: Mapping[str, State]) -> State:
+    return {f"{kind}/{key}": value for kind, part in parts.items() for key, value in part.items()}
+
+
+def sketched(xs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    states = [Sketch(k).update({}, x) for x in xs]
+    return torch.stack([s["sketch"] for s in states]), torch.stack([torch.stack([s[f].double() for f in FACTS]) for s in states])
+
+
+def _digests(xs: Tensor) -> Tensor:
+    """Return the digest that `Digest` has of each of several observations, which are stacked along the first axis: int64 [n]."""
+    hashes = digests(xs)
+    found = hashes & PRIME if isinstance(hashes, Tensor) else torch.tensor([one & PRIME for one in hashes], device=xs.device)
+    return torch.where(found == PRIME, 0, found)
