@@ -222,7 +222,10 @@ def matches(reducer: Reducer, xs: Stream, reference: Callable[[list[Any]], Any])
     arrays = [x.to(torch.complex128 if x.is_complex() else torch.float64).numpy() for x in xs]
     with np.errstate(invalid="ignore", divide="ignore"):
         expected = reference(arrays)
-    close(reducer.compute(run(reducer, xs)), expected)
+    found = reducer.compute(run(reducer, xs))
+    if isinstance(found, Mapping):
+        found = {key: value for key, value in found.items() if key != "eps"}  # of the dtype, which the reference does not see
+    close(found, expected)
 
 
 def copies(reducer: Reducer) -> None:

@@ -1,18 +1,29 @@
-// Sums of a tensor's elements with random signs, in one read: the part of `reducers/kernels/sketches.py` that grows with the tensor,
-// which has the definition. Parts are cut by sizes only and joined in order, so threads change no bit.
+// Sums of elements with random signs, and what else a sketch tells of tensors, in one read: the part of `reducers/kernels/sketches.py`
+// that grows with the tensors, which has the definition. Parts are cut by sizes only and joined in order, so threads change no bit.
+
+#include <utility>
 
 #include "simd.h"
 #include "partition.h"
 
+#define ALWAYS __attribute__((always_inline))
+
 namespace {
 
-constexpr int64_t GROUP = 64;       // elements whose signs are one word
-constexpr int64_t MOST_PARTS = 64;  // each has a table of its own
+constexpr int64_t GROUP = 64;             // elements whose signs are one word
+constexpr int64_t MOST_PARTS = 64;        // of one tensor
+constexpr int64_t LEAST = 1 << 17;        // elements of a part
+constexpr int64_t TABLES = 8;             // a block is turned by a multiple of this in one of as many tables: all that is added is aligned
+constexpr int AT_ONCE = GROUP / LANES;    // vectors of a group
+constexpr int CHAINS = AT_ONCE < 4 ? AT_ONCE : 4;  // sums of squares that do not wait for each other
+constexpr int64_t AHEAD_OF = 1 << 12;     // bytes after what is read, which are fetched
+enum { COUNT, NONFINITE, POWER, MIN, MAX, FACTS };
 
 struct Sketching {
   const void* x;
-  int64_t length, buckets;  // the second is a multiple of GROUP
-  double* sums;
+  int64_t rows, length, buckets;  // tensors one after another, the elements of each, and sums of each: a multiple of GROUP
+  double* sums;                   // [rows, buckets]
+  double* facts;                  // [rows, FACTS]
 };
 
 static inline uint64_t mix(uint64_t x, uint64_t salt) {  // as `mix` of `reducers/kernels/hashing.py`
@@ -22,67 +33,212 @@ static inline uint64_t mix(uint64_t x, uint64_t salt) {  // as `mix` of `reducer
   return x ^ (x >> 31);
 }
 
+#if defined(__AVX512F__)
+static inline Floats lesser(const Floats& a, const Floats& b) { return Floats(_mm512_min_ps(__m512(a), __m512(b))); }
+static inline Floats greater(const Floats& a, const Floats& b) { return Floats(_mm512_max_ps(__m512(a), __m512(b))); }
+static inline Doubles multiplied(const Doubles& a, const Doubles& b, const Doubles& c) {
+  return Doubles(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
+}
+static inline Floats turned(const Floats& x, uint64_t signs) {
+  const __m512i bits = _mm512_castps_si512(__m512(x));
+  return Floats(_mm512_castsi512_ps(_mm512_mask_xor_epi32(bits, __mmask16(signs), bits, _mm512_set1_epi32(INT32_MIN))));
+}
+#else
+#if defined(__AVX__)
+static inline Floats lesser(const Floats& a, const Floats& b) { return Floats(_mm256_min_ps(__m256(a), __m256(b))); }
+static inline Floats greater(const Floats& a, const Floats& b) { return Floats(_mm256_max_ps(__m256(a), __m256(b))); }
+#else
+static inline Floats lesser(const Floats& a, const Floats& b) { return a < b ? a : b; }
+static inline Floats greater(const Floats& a, const Floats& b) { return a > b ? a : b; }
+#endif
+static inline Doubles multiplied(const Doubles& a, const Doubles& b, const Doubles& c) { return a * b + c; }
+
 static Ints places_of_signs() {
   Ints found = {};
   for (int lane = 0; lane < LANES; ++lane) found[lane] = 31 - lane;
   return found;
 }
-
 static const Ints PLACES = places_of_signs();
 
-// Adds the elements of a group to its buckets; what is not finite counts as 0.
-template <class T> static inline void add(const typename T::Type* x, uint64_t signs, double* buckets) {
-  for (int64_t at = 0; at < GROUP; at += LANES) {
-    const Floats value = load<T>(x + at);
-    Ints bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    bits = (bits & 0x7f800000) == 0x7f800000 ? Ints{} : bits ^ (((Ints{} + int32_t(signs >> at)) << PLACES) & int32_t(0x80000000));
-    Floats signed_value;
-    std::memcpy(&signed_value, &bits, sizeof(bits));
-    Doubles wide[2], sums[2];
-    halves(signed_value, wide);
-    std::memcpy(sums, buckets + at, sizeof(sums));
-    sums[0] += wide[0];
-    sums[1] += wide[1];
-    std::memcpy(buckets + at, sums, sizeof(sums));
+static inline Floats turned(const Floats& x, uint64_t signs) {
+  return Floats(Ints(x) ^ (((Ints{} + int32_t(signs)) << PLACES) & INT32_MIN));
+}
+#endif
+
+template <class E> static E not_a_number() { return 0x7fff; }  // of both dtypes of 16 bits
+template <> float not_a_number<float>() { return std::numeric_limits<float>::quiet_NaN(); }
+
+// What is found of a part beside the sums. Several of each do not wait for each other.
+struct Found {
+  Doubles squares[CHAINS][2];
+  Floats least[2], greatest[2];
+  Ints nonfinite;
+
+  void write(int64_t length, int64_t padding, double* facts) const {
+    Doubles whole = {};
+    for (const auto& chain : squares) whole += chain[0] + chain[1];
+    double power = 0, low = INFINITE, high = -INFINITE;
+    int64_t others = -padding;
+    for (int lane = 0; lane < HALF; ++lane) power += whole[lane];
+    for (int lane = 0; lane < LANES; ++lane) {
+      low = std::min(low, double(std::min(least[0][lane], least[1][lane])));
+      high = std::max(high, double(std::max(greatest[0][lane], greatest[1][lane])));
+      others += nonfinite[lane];
+    }
+    facts[COUNT] = double(length - others), facts[NONFINITE] = double(others);
+    facts[POWER] = power, facts[MIN] = low, facts[MAX] = high;
   }
+};
+
+static inline void put(double* to, const Doubles& number) { std::memcpy(to, &number, sizeof(number)); }
+
+static inline void add_to(double* to, const Doubles& number) {
+  Doubles sum;
+  std::memcpy(&sum, to, sizeof(sum));
+  sum += number;
+  put(to, sum);
 }
 
-// Adds the elements of some blocks to a table of twice as many buckets: those from the end on are the first again.
-template <class T> static void add_blocks(const Sketching& all, int64_t first, int64_t stop, double* table) {
-  const auto* x = static_cast<const typename T::Type*>(all.x);
-  for (int64_t block = first; block < stop; ++block) {
-    double* from = table + (mix(uint64_t(block), 8) >> 33) % uint64_t(all.buckets);
-    for (int64_t place = 0; place < all.buckets; place += GROUP) {
-      const int64_t start = block * all.buckets + place, left = all.length - start;
-      if (left <= 0) return;
-      const uint64_t signs = mix(uint64_t(start / GROUP), 7);
-      if (left >= GROUP) {
-        add<T>(x + start, signs, from + place);
-      } else {
-        typename T::Type padded[GROUP] = {};
-        std::copy(x + start, x + all.length, padded);
-        add<T>(padded, signs, from + place);
-      }
-    }
+// Adds a vector of a group to its buckets. What is not finite counts as 0 if it is looked for.
+template <class T, bool LOOK, int ONE> ALWAYS static inline void add(const typename T::Type* x, uint64_t signs, double* buckets, Found& found) {
+  Floats value = load<T>(x + ONE * LANES), low = value, high = value;
+  if (LOOK) {
+    const Ints without = (Ints(value) & 0x7f800000) == 0x7f800000;
+    found.nonfinite -= without;
+    low = without ? all_floats(INFINITE) : value, high = without ? all_floats(-INFINITE) : value;
+    value = without ? Floats{} : value;
   }
+  found.least[ONE % 2] = lesser(low, found.least[ONE % 2]);
+  found.greatest[ONE % 2] = greater(high, found.greatest[ONE % 2]);
+  Doubles wide[2];
+  halves(turned(value, signs >> (ONE * LANES)), wide);
+  add_to(buckets + ONE * LANES, wide[0]);
+  add_to(buckets + ONE * LANES + HALF, wide[1]);
+  found.squares[ONE % CHAINS][0] = multiplied(wide[0], wide[0], found.squares[ONE % CHAINS][0]);
+  found.squares[ONE % CHAINS][1] = multiplied(wide[1], wide[1], found.squares[ONE % CHAINS][1]);
+}
+
+template <class T, bool LOOK, int... ALL>
+ALWAYS static inline void add_group(const typename T::Type* x, uint64_t signs, double* buckets, Found& found, std::integer_sequence<int, ALL...>) {
+  (add<T, LOOK, ALL>(x, signs, buckets, found), ...);  // no loop, in which the numbers would not stay in registers
+}
+
+// The sums of one thread. A block that is turned by r is added to table r modulo TABLES, turned by the rest of r; the other turn is made
+// when all tables become one. A table begins with zeros, and ends with the places that a group has beyond the last bucket.
+class Tables {
+ public:
+  explicit Tables(int64_t buckets)
+      : buckets_(buckets), stride_(TABLES + buckets + GROUP), all_(new (ALIGNED, std::nothrow) double[(TABLES + 1) * stride_]) {}
+  ~Tables() { operator delete[](all_, ALIGNED, std::nothrow); }
+  bool any() const { return all_; }
+  void clear() { used_ = 0; }
+  // Returns the table of a block; `at` is where its elements begin.
+  double* of(int64_t block, int64_t& at) {
+    const int64_t turn = int64_t(mix(uint64_t(block), 8) >> 33) % buckets_, which = turn % TABLES;
+    double* table = all_ + which * stride_;
+    if (!(used_ >> which & 1))
+      for (int64_t place = 0; place < stride_; place += HALF) put(table + place, Doubles{});
+    used_ |= 1u << which;
+    at = turn - which;
+    return table + TABLES;
+  }
+  void write(double* sums) const {
+    const double* turned[TABLES];
+    int tables = 0;
+    for (int which = 0; which < TABLES; ++which)
+      if (used_ >> which & 1) turned[tables++] = all_ + which * stride_ + TABLES - which;
+    double* whole = all_ + TABLES * stride_;
+    for (int64_t place = 0; place < buckets_ + GROUP; place += HALF) {
+      Doubles sum = {};
+      for (int table = 0; table < tables; ++table) {
+        Doubles one;
+        std::memcpy(&one, turned[table] + place, sizeof(one));
+        sum += one;
+      }
+      put(whole + place, sum);
+    }
+    for (int64_t place = 0; place < GROUP; ++place) whole[place] += whole[buckets_ + place];
+    std::memcpy(sums, whole, buckets_ * sizeof(double));
+  }
+
+ private:
+  static constexpr std::align_val_t ALIGNED{64};
+  const int64_t buckets_, stride_;
+  double* const all_;
+  unsigned used_ = 0;
+};
+
+// Adds blocks of a tensor, of which so many elements are left; writes what is found beside the sums.
+template <class T, bool LOOK> static void add_blocks(const typename T::Type* x, int64_t first, int64_t length, int64_t buckets, Tables& tables, double* facts) {
+  constexpr std::make_integer_sequence<int, AT_ONCE> all;
+  const Floats least = all_floats(INFINITE), greatest = all_floats(-INFINITE);
+  Found found = {{}, {least, least}, {greatest, greatest}, {}};
+  uint64_t group = first * (buckets / GROUP);
+  int64_t left = length, padding = 0;
+  tables.clear();
+  for (int64_t block = first; left > 0; ++block) {
+    int64_t at;
+    double* table = tables.of(block, at);
+    const int64_t size = std::min(left, buckets);
+    for (const auto* end = x + size / GROUP * GROUP; x < end; x += GROUP) {
+      __builtin_prefetch(reinterpret_cast<const char*>(x) + AHEAD_OF);
+      add_group<T, LOOK>(x, mix(group++, 7), table + at, found, all);
+      at += GROUP;
+      if (at >= buckets) at -= buckets;
+    }
+    left -= size;
+    if (size % GROUP == 0) continue;
+    typename T::Type padded[GROUP];
+    std::fill(padded, padded + GROUP, not_a_number<typename T::Type>());
+    std::copy(x, x + size % GROUP, padded);
+    add_group<T, true>(padded, mix(group, 7), table + at, found, all);
+    padding = GROUP - size % GROUP;
+  }
+  found.write(length, padding, facts);
+}
+
+// Writes what a part of a tensor adds. To look for what is not finite takes longer than the sums, so it is done only if there is any.
+template <class T> static void add_part(const typename T::Type* x, int64_t first, int64_t length, int64_t buckets, Tables& tables, double* sums, double* facts) {
+  x += first * buckets;
+  add_blocks<T, false>(x, first, length, buckets, tables, facts);
+  if (!(facts[POWER] < INFINITE)) add_blocks<T, true>(x, first, length, buckets, tables, facts);
+  tables.write(sums);
 }
 
 template <class T> static int run_sketch(const Sketching& all, int64_t most_threads) {
-  const int64_t blocks = (all.length + all.buckets - 1) / all.buckets, size = 2 * all.buckets;
-  const int64_t parts = std::max(int64_t(1), std::min({MOST_PARTS, blocks, all.length / std::max(PART, 8 * size)}));
-  double* tables = new (std::nothrow) double[parts * size]();
-  if (!tables) return 1;
-  const int64_t threads = std::min(most_threads, parts);
-  Turns turns(parts, threads);
-  in_parallel(threads, [&](int thread) {
-    turns.take(thread, [&](int64_t part) { add_blocks<T>(all, blocks * part / parts, blocks * (part + 1) / parts, tables + part * size); });
+  const int64_t buckets = all.buckets, blocks = (all.length + buckets - 1) / buckets;
+  const int64_t parts = std::max(int64_t(1), std::min({MOST_PARTS, blocks, all.length / std::max(LEAST, 64 * buckets)}));
+  double* table = parts > 1 ? new (std::nothrow) double[all.rows * parts * (buckets + FACTS)] : nullptr;
+  std::atomic<bool> without_memory(parts > 1 && !table);
+  const int64_t threads = std::max(int64_t(1), std::min(most_threads, all.rows * all.length / LEAST));
+  Turns turns(all.rows * parts, threads, std::max(int64_t(1), LEAST / std::max(int64_t(1), all.length)));
+  in_parallel(without_memory ? 0 : threads, [&](int thread) {
+    Tables tables(buckets);
+    if (!tables.any()) without_memory = true;
+    turns.take(thread, [&](int64_t item) {
+      if (without_memory) return;
+      const int64_t row = item / parts, part = item % parts, first = blocks * part / parts, stop = blocks * (part + 1) / parts;
+      double* sums = parts > 1 ? table + item * (buckets + FACTS) : all.sums + row * buckets;
+      double* facts = parts > 1 ? sums + buckets : all.facts + row * FACTS;
+      const auto* x = static_cast<const typename T::Type*>(all.x) + row * all.length;
+      add_part<T>(x, first, std::min(stop * buckets, all.length) - first * buckets, buckets, tables, sums, facts);
+    });
   });
-  for (int64_t part = 1; part < parts; ++part)
-    for (int64_t bucket = 0; bucket < size; ++bucket) tables[bucket] += tables[part * size + bucket];
-  for (int64_t bucket = 0; bucket < all.buckets; ++bucket) all.sums[bucket] = tables[bucket] + tables[all.buckets + bucket];
-  delete[] tables;
-  return 0;
+  for (int64_t item = 0; parts > 1 && !without_memory && item < all.rows * parts; ++item) {
+    const double* from = table + item * (buckets + FACTS);
+    double *sums = all.sums + item / parts * buckets, *facts = all.facts + item / parts * FACTS;
+    if (item % parts == 0) {
+      std::copy(from, from + buckets, sums);
+      std::copy(from + buckets, from + buckets + FACTS, facts);
+      continue;
+    }
+    for (int64_t bucket = 0; bucket < buckets; ++bucket) sums[bucket] += from[bucket];
+    for (int fact = 0; fact < MIN; ++fact) facts[fact] += from[buckets + fact];
+    facts[MIN] = std::min(facts[MIN], from[buckets + MIN]);
+    facts[MAX] = std::max(facts[MAX], from[buckets + MAX]);
+  }
+  delete[] table;
+  return without_memory;
 }
 
 static int sketch(const Sketching* all, int64_t, int64_t threads) { return run_sketch<ELEMENTS>(*all, threads); }

@@ -1,4 +1,4 @@
-"""Sums of a CPU tensor's elements with random signs in one read, by the loop in C++."""
+"""Sums of CPU tensors' elements with random signs, and facts of them, in one read, by the loop in C++."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from reducers.kernels.cpp.library import ELEMENTS, sketch_for
 from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["looped_sketch"]
+__all__ = ["looped_sketches"]
+
+_FACTS = 5
 
 
 class _Sketching(ctypes.Structure):
@@ -19,23 +21,26 @@ class _Sketching(ctypes.Structure):
 
     _fields_ = (
         ("x", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
         ("length", ctypes.c_int64),
         ("buckets", ctypes.c_int64),
         ("sums", ctypes.c_void_p),
+        ("facts", ctypes.c_void_p),
     )
 
 
-def looped_sketch(x: Tensor, buckets: int) -> Tensor | None:
-    """Return the sums of the finite elements of `x` in so many buckets, a multiple of 64, as `reducers.kernels.sketches` does.
+def looped_sketches(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor] | None:
+    """Return what `sketched` of `reducers.kernels.sketches` does of tensors that are stacked along the first axis, and not complex.
 
     Returns:
-        float64 [buckets]; None if there is no loop for the dtype, or `x` is not in memory that may be read here.
+        sums, float64 [rows, buckets], and facts, float64 [rows, 5]. None if there is no loop for the dtype, `xs` is not in memory
+        that may be read here, or there is no memory for the sums.
     """
-    elements = ELEMENTS.get(x.dtype)
-    function = sketch_for(elements) if elements is not None and can_read_values(x) else None
+    elements = ELEMENTS.get(xs.dtype)
+    function = sketch_for(elements) if elements is not None and can_read_values(xs) else None
     if function is None:
         return None
-    x = x.resolve_neg().contiguous()
-    sums = torch.empty(buckets, dtype=torch.float64, device="cpu")
-    task = _Sketching(x.data_ptr(), x.numel(), buckets, sums.data_ptr())
-    return None if in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes) else sums
+    xs, rows = xs.resolve_neg().contiguous(), xs.shape[0]
+    sums, facts = (torch.empty((rows, columns), dtype=torch.float64, device="cpu") for columns in (buckets, _FACTS))
+    task = _Sketching(xs.data_ptr(), rows, xs.numel() // max(rows, 1), buckets, sums.data_ptr(), facts.data_ptr())
+    return None if in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), xs.nbytes) else (sums, facts)

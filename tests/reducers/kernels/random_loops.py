@@ -19,11 +19,14 @@ import torch
 from looped import looped
 from torch import Tensor
 
+from reducers.kernels import digests, sketches
 from reducers.kernels.columns import COLUMNS, WEIGHTED, Needs
 from reducers.kernels.cpp import library, threads
 from reducers.kernels.cpp.binned import looped_bits, looped_edges
+from reducers.kernels.cpp.digest import looped_digests
 from reducers.kernels.cpp.loop_rows import swept_rows
 from reducers.kernels.cpp.loop_slots import slots_for
+from reducers.kernels.cpp.sketch import looped_sketches
 from reducers.kernels.cpp.sweeping import call_for, task_for
 from reducers.kernels.cpp.weighting import looped_weights
 
@@ -139,7 +142,7 @@ class Runs:
         x = strided(pick, shape, lambda stored: numbers(pick, dtype, stored, spoiled))
         axes = tuple(sorted(pick.sample(range(len(shape)), pick.randint(1, len(shape)))))
         told = (self.taken.total(), dtype, tuple(x.shape), x.stride(), axes, torch.get_num_threads())
-        pick.choice((self.sweep, self.sweep, self.weigh, self.bins, self.rows, self.slots))(x, axes, told)
+        pick.choice((self.sweep, self.sweep, self.weigh, self.bins, self.rows, self.slots, self.digest, self.sketch))(x, axes, told)
 
     def sweep(self, x: Tensor, axes: tuple[int, ...], told: object) -> None:
         names, pick = self.pick.choice(GROUPS), self.pick
@@ -250,6 +253,29 @@ class Runs:
         assert torch.equal(state["count"], number * wanted["count"]), told
         for key in ("mean", "min", "max"):
             compare({key: state[key]}, wanted, x.numel(), ("slots", told))
+
+    def digest(self, x: Tensor, axes: tuple[int, ...], told: object) -> None:
+        x = x.to(self.pick.choice((x.dtype, torch.float64, torch.float8_e5m2, torch.int32, torch.uint8, torch.bool)))
+        found = looped_digests(x.contiguous(), len(x), 0, digests.NANS.get(x.dtype, (0, 0, 0)))
+        assert found is not None, told
+        self.taken["digests"] += 1
+        wanted = [one % 2**64 for one in digests._hashed(x, len(x)).tolist()]
+        assert found == wanted, told
+        whole = digests.digests(x[None])
+        again = digests.digests(x.contiguous()[None])
+        assert whole == again, told
+
+    def sketch(self, x: Tensor, axes: tuple[int, ...], told: object) -> None:
+        k = self.pick.choice((64, 128, 192, 256, 1024))
+        found = looped_sketches(x, k)
+        assert found is not None, told
+        self.taken["sketches"] += 1
+        flat = x.reshape(len(x), -1)
+        wanted = sketches._summed(flat, k, 0)
+        slack = 1e-12 * float(wanted[1][:, 3:].nan_to_num(0, 0, 0).abs().amax() + 1e-30) * flat.shape[1]
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=slack), (told, k)
+        assert torch.equal(found[1][:, [0, 1, 3, 4]], wanted[1][:, [0, 1, 3, 4]]), (told, k)
 
 
 def planted() -> None:

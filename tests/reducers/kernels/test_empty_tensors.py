@@ -82,6 +82,25 @@ for x in EMPTY:
         assert looped_edges(x, along, torch.tensor([0.0, 1.0]), None, {}) is None
         assert looped_edges(x, along, torch.tensor([0.0, 1.0]), (0.0, 1.0), {}) is None
 """,
+    "digests": """
+from reducers.kernels.cpp.digest import looped_digests
+for x in EMPTY:
+    assert Digest().update({}, x) == {}
+    assert Digest().update_all({}, x[None]) == {}
+    assert Digest().update_all({}, ones(0, 3)) == {}
+    assert looped_digests(x, max(1, len(x)), 0, (0, 0, 0)) == [0] * max(1, len(x))
+""",
+    "sketches": """
+from reducers.kernels.sketches import sketched
+for x in EMPTY:
+    assert Sketch().update({}, x) == {}
+    assert Sketch().update_all({}, x[None]) == {}
+    for xs in (x, x[None]):
+        sums, facts = sketched(xs, 64)
+        assert sums.shape == (len(xs), 64)
+        assert not sums.any()
+        assert facts.tolist() == [[0.0, 0.0, 0.0, math.inf, -math.inf]] * len(xs)
+""",
     "reducers": """
 from reducers.execution.stacked import lift_stacked
 for pattern in ("... ->", "b ... -> b", "... d -> d"):

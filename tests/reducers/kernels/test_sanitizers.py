@@ -66,4 +66,15 @@ def test_random_tensors_are_read_within_their_memory_and_reduced_as_by_pytorch(c
     assert done.returncode == 0, f"seed {seed}: {done.stdout[-500:]} {done.stderr[:5000]}"
     said, taken = done.stdout.strip().splitlines()
     assert said == f"the loops in C++ are those of {build.loops_for(instructions).name}"
-    assert json.loads(taken).keys() == {"swept", "masked", "joined", "weighted", "bits", "edges", "rows", "slots"}
+    assert json.loads(taken).keys() == {
+        "swept",
+        "masked",
+        "joined",
+        "weighted",
+        "bits",
+        "edges",
+        "rows",
+        "slots",
+        "digests",
+        "sketches",
+    }

@@ -13,9 +13,21 @@ from torch import Tensor, nn
 from recorders import ForwardMonitor, Recorder
 from recorders.recordings.distributed.merge import join_parts
 from recorders.recordings.distributed.placement import Placement
-from reducers import ArgumentError, DTypeError, Masked, ReducerTypeError, Sketch, StateError, StateMismatchError, sketch_distance
+from reducers import (
+    ArgumentError,
+    Collect,
+    DTypeError,
+    Masked,
+    PerObservation,
+    ReducerTypeError,
+    Sketch,
+    StateError,
+    StateMismatchError,
+    sketch_distance,
+)
 from reducers.kernels import sketches
 from reducers.kernels.cpp import library
+from reducers.kernels.cpp.threads import pace
 
 SEEDS = 400
 SHAPE = (64, 128)
@@ -75,32 +87,139 @@ def test_order_counts() -> None:
     assert apart(Sketch(), x, x.flip(0))["distance"] == pytest.approx(float((x - x.flip(0)).norm()), rel=0.3)
 
 
+def spoiled(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    flat = x.view(-1)
+    flat[len(flat) // 2 :: 97] = math.nan
+    flat[len(flat) // 3 :: 101] = -math.inf
+    return x
+
+
+def plain_facts(x: Tensor) -> list[float]:
+    wide = x.double().reshape(-1)
+    rest = wide[wide.isfinite()]
+    ends = [float(rest.min()), float(rest.max())] if len(rest) else [math.inf, -math.inf]
+    return [float(len(rest)), float(len(wide) - len(rest)), float(rest.square().sum()), *ends]
+
+
+@pytest.fixture(params=[True, False], ids=["loop", "calls"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the loops in C++."""
+    if not request.param:
+        monkeypatch.setattr(sketches, "looped_sketches", lambda *_: None)
+
+
 @pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("k", [64, 192, 1024])
 def test_the_loop_and_calls_give_the_same(k: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for size in (1, 63, 64, 65, 257, 5000, 200_001):
-        x = torch.randn(size, generator=generator).to(dtype)
-        x[size // 2 :: 97] = math.nan
-        x[size // 3 :: 101] = -math.inf
-        with monkeypatch.context() as patch:
-            looped = sketches.sketched(x, k)
-            patch.setattr(sketches, "looped_sketch", lambda *_: None)
-            torch.testing.assert_close(looped, sketches.sketched(x, k), rtol=1e-12, atol=1e-10)
+    for shape in ((1, 1), (1, 63), (3, 64), (2, 65), (9, 257), (2, 5000), (1, 200_001), (2, 300_007)):
+        for x in (spoiled(*shape, dtype=dtype), torch.ones(shape, dtype=dtype).mul_(-2)):
+            with monkeypatch.context() as patch:
+                looped = sketches.sketched(x, k)
+                patch.setattr(sketches, "looped_sketches", lambda *_: None)
+                torch.testing.assert_close(looped, sketches.sketched(x, k), rtol=1e-12, atol=1e-10)
 
 
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize(
+    "dtype",
+    [*(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2), *(torch.int32, torch.uint8, torch.bool)],
+    ids=str,
+)
+def test_facts_of_each_row(dtype: torch.dtype) -> None:
+    floats = dtype.is_floating_point
+    for shape in ((3, 0), (0, 4), (2, 1), (4, 130), (2, 5, 77), (2, 140_000)):
+        xs = (spoiled(*shape) if floats else torch.randn(shape).mul(3).abs()).to(dtype)
+        sums, facts = sketches.sketched(xs, 64)
+        assert (sums.shape, facts.shape) == ((shape[0], 64), (shape[0], len(sketches.FACTS)))
+        assert sums.dtype is facts.dtype is torch.float64
+        for row, x in enumerate(xs.unbind()):
+            torch.testing.assert_close(facts[row].tolist(), plain_facts(x), rtol=1e-12, atol=1e-30)
+            alone = sketches.sketched(x[None], 64)
+            torch.testing.assert_close((sums[row], facts[row]), (alone[0][0], alone[1][0]), rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.usefixtures("loops")
+def test_rows_without_a_finite_element_beside_others() -> None:
+    xs = torch.stack((torch.full((300,), math.nan), torch.ones(300), torch.full((300,), -math.inf)))
+    sums, facts = sketches.sketched(xs, 64)
+    assert facts.tolist() == [plain_facts(x) for x in xs]
+    assert not sums[[0, 2]].any()
+
+
+@pytest.mark.usefixtures("loops")
+def test_complex_numbers_strides_and_lazy_signs() -> None:
+    x = torch.view_as_complex(torch.randn(6, 50, 2, generator=torch.Generator().manual_seed(0)))
+    wanted = sketches.sketched(torch.view_as_real(x), 64)
+    for one in (x, x.T.contiguous().T, torch.cat((x, x), 1)[:, :50]):
+        torch.testing.assert_close(sketches.sketched(one, 64), wanted)
+    torch.testing.assert_close(sketches.sketched(x.conj(), 64), sketches.sketched(x.conj().resolve_conj(), 64))
+    torch.testing.assert_close(sketches.sketched(x.conj().imag, 64), sketches.sketched(-x.imag, 64))
+
+
+def test_inside_vmap_and_in_a_graph() -> None:
+    xs = torch.randn(3, 4, 100, generator=torch.Generator().manual_seed(0))
+    wanted = [sketches.sketched(x, 64) for x in xs]
+    sums, facts = torch.vmap(lambda x: sketches.sketched(x, 64))(xs)
+    torch.testing.assert_close((sums, facts), (torch.stack([a for a, _ in wanted]), torch.stack([b for _, b in wanted])))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: sketches.sketched(x, 64), fullgraph=True, backend="aot_eager", dynamic=True)
+    for x in (xs[0], xs[0, :2, :70].half(), torch.complex(xs[1], xs[2])):
+        torch.testing.assert_close(compiled(x), sketches.sketched(x, 64))
+
+
+@pytest.mark.usefixtures("loops")
+def test_observations_of_one_shape_together_are_those_one_after_another() -> None:
+    sketch, xs = Sketch(64), spoiled(20, 7, 11)
+    before = sketch.update({}, torch.ones(3, dtype=torch.bfloat16))
+    laws.close(sketch.update_all(before, xs), laws.run(sketch, xs.unbind(), before))
+    assert sketch.update_all(before, xs[:0]) is before
+
+
+def test_the_coarsest_rounding_is_kept() -> None:
+    sketch, state = Sketch(64), {}
+    dtypes = torch.int64, torch.bool, torch.float64, torch.complex64, torch.bfloat16, torch.float32
+    for dtype, eps in zip(dtypes, (0, 0, 2**-52, 2**-23, 2**-7, 2**-7), strict=True):
+        state = sketch.update(state, torch.ones(3, dtype=dtype))
+        found = sketch.compute(state)["eps"]  # type: ignore[index]
+        assert (float(found), found.dtype) == (eps, torch.float64)
+
+
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_threads_and_strides_change_no_bit(dtype: torch.dtype) -> None:
-    x = torch.randn(600, 500, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    sketch, before, found = Sketch(), torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found += [sketch.update({}, one)["sketch"] for one in (x, x.T.contiguous().T)]
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, found[0]) for one in found)
+    for x in (torch.randn(600, 500, dtype=dtype, generator=torch.Generator().manual_seed(0)), spoiled(3, 200, 1000, dtype=dtype)):
+        sketch, before, found = Sketch(), torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                pace.alone_until = 0.0  # or one thread does all for a while
+                found += [sketch.update({}, one) for one in (x, x.transpose(0, 1).contiguous().transpose(0, 1))]
+                found += [sketch.update_all({}, x[None])]
+        finally:
+            torch.set_num_threads(before)
+        for one in found:
+            laws.same_bits(one, found[0])
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_numbers_of_different_elements_have_no_distance(finite: bool) -> None:
+    sketch = Sketch(64)
+    some = torch.tensor([1.0, 2.0, 3.0 if finite else math.nan])
+    results = [sketch.compute(laws.run(sketch, xs)) for xs in ([some], [some[:2]] * 2)]
+    with pytest.raises(StateMismatchError, match=f"of {3 if finite else 2} and of 4 finite elements .* same number of times"):
+        sketch_distance(*results)
+
+
+def test_distances_of_each_observation_by_itself() -> None:
+    each = PerObservation(Sketch(64), Collect())
+    xs = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).double()
+    a, b = (each.compute(laws.run(each, one.unbind())) for one in (xs, xs + torch.tensor([0.0, 1.0, 2.0])[:, None]))
+    torch.testing.assert_close(sketch_distance(a, b)["distance"], math.sqrt(40) * torch.arange(3.0).double(), rtol=0.3, atol=1e-9)
+    c = each.compute(laws.run(each, [xs[0], xs[1], xs[2, :30]]))
+    with pytest.raises(StateMismatchError, match="of 40 and of 30"):
+        sketch_distance(a, c)
 
 
 def test_it_is_linear() -> None:
@@ -142,9 +261,11 @@ def test_arguments_and_states_are_checked() -> None:
             Sketch(k)  # type: ignore[arg-type]
     state = Sketch(64).update({}, torch.ones(3))
     Sketch(64).check(state)
-    for wrong in ({**state, "sketch": torch.ones(128, dtype=torch.float64)}, {**state, "count": torch.ones(())}):
+    for wrong in ({"sketch": torch.ones(128, dtype=torch.float64)}, {"count": torch.ones(())}, {"eps": torch.ones(2)}):
         with pytest.raises(StateError):
-            Sketch(64).check(wrong)
+            Sketch(64).check({**state, **wrong})
+    with pytest.raises(StateError):
+        Sketch(64).check({key: value for key, value in state.items() if key != "eps"})
     with pytest.raises(StateError):
         Sketch(128).check(state)
     with pytest.raises(StateMismatchError, match="one k"):
