@@ -95,7 +95,9 @@ def of_ranks(recordings: list[Recording]) -> Recording:
     for rank, recording in enumerate(recordings):
         copy = Placement(rank, shared=True)
         parts = {
-            name: replace(part, placement=dict.fromkeys(part.states, copy)) if part.monitor.startswith("Parameter") else part
+            name: replace(part, placement=dict.fromkeys(part.states, copy))
+            if part.monitor.startswith(("Parameter", "Step"))
+            else part
             for name, part in recording.items()
         }
         placed[f"rank {rank}"] = Recording(parts, recording.aliases)

@@ -198,12 +198,11 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
         group = name.partition("/")[0]
         if part.copies:
             found["compared"][part.monitor] = found["compared"].get(part.monitor, 0) + part.copies
-        if part.differing:
+        if part.differing and part.monitor != "StepMonitor":  # one rank may evaluate alone, or clear gradients twice
             told = [replace(one, leaf=one.leaf or part.attr or "") for one in part.differing]
             found["differing"].setdefault(names[name], []).extend(told)
         if part.monitor == "StepMonitor" and part.samples:
-            rows = _of_the_first(part.peek(), ranks)
-            found["steps"] = {fact: Course(rows[:, column].tolist()) for column, fact in enumerate(FACTS)}
+            found["steps"] = _steps(part.peek(), ranks)
         elif part.monitor == "NetInputMonitor" and group == "inference":
             found["inference"] = float(part.peek()) if part.samples else math.nan
         elif part.monitor in ("NetInputMonitor", "NetOutputMonitor"):
@@ -243,6 +242,14 @@ def _course(result: Any, key: str) -> Course | None:
 def _of_the_first(values: Sliced, ranks: int) -> Sliced:
     """What the first of several ranks recorded of data of its own: they are merged one after another."""
     return values[: -(-len(values) // ranks)]
+
+
+def _steps(rows: Tensor, ranks: int) -> dict[str, Course]:
+    """What steps tell; of several ranks, if they do not tell the same, those of the first, after which the steps begin anew."""
+    begun = (rows[1:, FACTS.index("step")] < rows[:-1, FACTS.index("step")]).nonzero()
+    if ranks > 1 and len(begun):
+        rows = rows[: int(begun[0]) + 1]
+    return {fact: Course(rows[:, column].tolist()) for column, fact in enumerate(FACTS)}
 
 
 def _loss(part: Subrecording, ranks: int) -> Course | None:

@@ -9,14 +9,16 @@ from recorders.recordings.distributed.differing import Differing
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 
-_TENSORS = {
-    "ParameterGradientMonitor": "the gradient of ",
-    "ParameterUpdateMonitor": "the update of ",
-    "OptimizerStateMonitor": "the optimizer state of ",
-    "ParameterMonitor": "",
+_ROLES = {
+    "ParameterGradientMonitor": "gradient",
+    "ParameterUpdateMonitor": "update",
+    "OptimizerStateMonitor": "optimizer state",
+    "ParameterMonitor": "value",
 }
 """By class of the monitor, what it records of a parameter, in the order in which a step computes them."""
-_ORDER = [*_TENSORS]
+_ORDER = [*_ROLES.values()]
+_BOTH = ("gradient", "value")
+"""The leaves of a parameter of which a monitor records both, as `presets.fingerprints()` does."""
 
 
 def replicas_differ(known: Evidence) -> Iterator[Finding]:
@@ -29,22 +31,32 @@ def replicas_differ(known: Evidence) -> Iterator[Finding]:
     step = _step(known, first.observation)
     since = "" if first.observation is None or step is not None else f", from observation {first.observation} on"
     what = f"{_shown(first)} differs on {first.on}{since}"
-    tensors = {(where, one.leaf) for where, one in found}
+    tensors = {(where, _role(one)[1]) for where, one in found}
     if len(tensors) > 1:
         layers = len({where for where, _ in found})
-        what += f", and {len(tensors) - 1} more tensors{f' in {layers} layers' if layers > 1 else ''}"
+        what += f", and {len(tensors) - 1} more parameters{f' in {layers} layers' if layers > 1 else ''}"
     yield fault("replicas-differ", layer, what, step, causes=_causes(known, first.observation, together))
 
 
+def _role(one: Differing) -> tuple[str, str]:
+    """What was recorded, and of which parameter; "" if it was not of a parameter."""
+    parameter, _, last = one.leaf.rpartition(".")
+    if one.monitor == "ParameterGradientMonitor" and parameter and last in _BOTH:
+        return last, parameter
+    return _ROLES.get(one.monitor, ""), one.leaf
+
+
 def _place(one: Differing) -> tuple[float, int]:
-    order = _ORDER.index(one.monitor) if one.monitor in _ORDER else len(_ORDER)
+    role, _ = _role(one)
+    order = _ORDER.index(role) if role else len(_ORDER)
     return math.inf if one.observation is None else one.observation, order
 
 
 def _shown(one: Differing) -> str:
-    if one.monitor in _TENSORS:
-        return f"{_TENSORS[one.monitor]}{one.leaf or 'its parameter'}"
-    return f"what {one.monitor} recorded{f' of {one.leaf}' if one.leaf else ''}"
+    role, of = _role(one)
+    if not role:
+        return f"what {one.monitor} recorded{f' of {of}' if of else ''}"
+    return of if role == "value" else f"the {role} of {of}"
 
 
 def _step(known: Evidence, observation: int | None) -> int | None:
@@ -59,11 +71,11 @@ def _causes(known: Evidence, observation: int | None, together: Sequence[tuple[s
     """The likely causes, by what differs at the first observation that differs; () if they are those of the kind."""
     if observation is None:
         return ()
-    monitors = {one.monitor for _, one in together}
-    tensors = {(layer, one.leaf) for layer, one in together}
+    roles = {_role(one)[0] for _, one in together}
+    tensors = {(layer, _role(one)[1]) for layer, one in together}
     if observation > 0 and len(tensors) == 1 and max(known.compared.values(), default=1) > 1:
         return "silent-corruption", "changed-on-one-rank", "not-reduced"
-    if "ParameterGradientMonitor" in monitors:
+    if "gradient" in roles:
         return ("not-reduced", "ranks-start-apart") if observation == 0 else ("not-reduced", "silent-corruption")
     if observation == 0:
         return "ranks-start-apart", "not-reduced"
