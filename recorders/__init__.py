@@ -61,6 +61,7 @@ from recorders.watch.divergence.repeating import repeat
 from recorders.watch.divergence.result import Divergence
 from recorders.watch.divergence.runs.answer import RunDivergence
 from recorders.watch.divergence.runs.search import divergence
+from recorders.watch.divergence.runs.steps import bisect_steps
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
 from recorders.watch.replay import replay
@@ -122,6 +123,7 @@ __all__ = [
     "TrainingFaultError",
     "attached",
     "bisect",
+    "bisect_steps",
     "cache",
     "channel_axis",
     "compare",

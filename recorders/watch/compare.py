@@ -21,6 +21,12 @@ _PLACES = frozenset({"mean", "median", "Q1", "Q3"})
 """Statistics whose change is measured in standard deviations, if these are known. Not extremes, which differ by chance."""
 
 _FAULTS = frozenset({"nan", "inf", "nonfinite"})
+_BITS = frozenset({"digest"})
+"""Statistics that are equal or not: how far they are apart says nothing."""
+
+_PROJECTIONS = frozenset({"sketch"})
+"""Statistics of which the distance as vectors counts."""
+
 _SIZES = frozenset({"count", "samples"})
 """Statistics that tell how much was recorded, not what."""
 
@@ -36,7 +42,8 @@ class Change:
         first, second: its values.
         score: the size of the change: of means and quartiles in standard deviations, if the result has them; else the
             logarithm of the ratio, or, if the sign changes, the difference divided by the larger of the two. Infinite if one
-            is not finite, or if non-finite values were seen in one run only.
+            is not finite, or if non-finite values were seen in one run only; and of digests that differ. Of a sketch the distance
+            of the two, relative to the longer.
     """
 
     name: str
@@ -227,6 +234,12 @@ def _scores(statistic: str, kind: str, a: Mapping[str, Tensor], b: Mapping[str, 
     """The size of the change of each element."""
     here, there = a[statistic].reshape(-1), b[statistic].reshape(-1)
     difference = (there - here).abs()
+    if kind in _BITS:
+        return torch.where(here != there, torch.inf, 0.0)
+    if kind in _PROJECTIONS:
+        lengths = torch.stack([torch.linalg.vector_norm(one, dim=-1) for one in (a[statistic], b[statistic])])
+        apart = torch.linalg.vector_norm(a[statistic] - b[statistic], dim=-1) / lengths.amax(0)
+        return apart.nan_to_num(0.0)[..., None].expand(a[statistic].shape).reshape(-1)
     if kind in _FAULTS:
         return torch.where((here > 0) != (there > 0), torch.inf, 0.0)
     larger = torch.maximum(here.abs(), there.abs())

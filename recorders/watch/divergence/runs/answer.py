@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recorders.recordings.display import shown_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Growth", "RunDivergence"]
 
 _WHERE = {
     "input": "The runs get other inputs",
     "parameters": "The runs begin with other parameters",
+    "between": "The runs part in a step that was not recorded, before they differ",
     "forward": "The runs part in the forward",
     "backward": "The forwards agree, the runs part in the backward",
     "update": "Forward and gradients agree, the runs part in the update",
@@ -41,7 +45,8 @@ class RunDivergence:
     """The first place at which two recorded runs part by more than rounding. False if they do not.
 
     Attributes:
-        phase: "input", "parameters", "forward", "backward" or "update"; of timelines "value"; "" if they do not part.
+        phase: "input", "parameters", "forward", "backward" or "update"; "between" if steps that were not recorded made the
+            difference; of timelines "value"; "" if the runs do not part.
         step: the step of the clock; of timelines the tick.
         name: the module or the parameter in the first run; "" is the net.
         name_b: its name in the second.
@@ -77,6 +82,16 @@ class RunDivergence:
         """The same answer, with these attributes changed."""
         return replace(self, **changes)
 
+    def figure(self) -> Figure:
+        """A picture: how far the runs are apart at each step, and the outputs of layers at the step at which they part.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        from recorders.watch.divergence.runs.figure import figure_of
+
+        return figure_of(self)
+
     def as_data(self) -> dict[str, Any]:
         """The answer as data for JSON."""
         return {**asdict(self), "growth": [row._asdict() for row in self.growth]}
@@ -86,7 +101,7 @@ class RunDivergence:
             lines = [f"The runs do not part beyond noise (largest distance seen: {self.distance:.2g})."]
         else:
             where = shown_name(self.name) + (f" (in the second run {shown_name(self.name_b)})" if self.name_b != self.name else "")
-            place = "" if self.phase == "input" else f" {'of' if self.phase in ('forward', 'backward', 'update') else 'at'} {where}"
+            place = "" if self.phase == "input" else f" {'of' if self.phase in ('forward', 'backward', 'update') else 'in'} {where}"
             lines = [f"{_WHERE[self.phase]}{place}, at {self.unit} {self.step}."]
             lines.append(f"- what differs: {self.differs} (distance {self.distance:.2g}, noise {self.allowed:.1g})")
             lines += [f"- equal: {'; '.join(self.equal)}"] if self.equal else []

@@ -72,11 +72,11 @@ def _both(gradient: Any, value: Any) -> dict[str, Any]:
     return {"gradient": gradient, "value": value}
 
 
-def _states(optimizer: Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """What the optimizer keeps for each parameter of the net, by its name."""
+def _states(optimizer: Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]] | None:
+    """What the optimizer keeps for each parameter of the net, by its name; None if it keeps nothing."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in net.named_parameters():
         kept = optimizer.state.get(parameter)
         if isinstance(kept, dict):
             found[name] = {key: value for key, value in kept.items() if isinstance(value, Tensor) and isinstance(key, str)}
-    return found
+    return found if any(found.values()) else None

@@ -14,7 +14,7 @@ from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.steps import FACTS
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Module", "Place", "Run", "Track", "run_of"]
+__all__ = ["Module", "Place", "Run", "Track", "run_of", "tells_steps"]
 
 _ROLES = {
     "ForwardInputMonitor": "input",
@@ -115,8 +115,17 @@ def run_of(recorded: Recording | Timeline) -> Run:
     return _of_timeline(recorded) if isinstance(recorded, Timeline) else _of_recording(recorded)
 
 
+def tells_steps(recorded: Recording | Timeline) -> bool:
+    """Whether it is a timeline, or a recording with a digest for each observation."""
+    if isinstance(recorded, Timeline):
+        return True
+    return any(_digests(result) is not None for part in recorded.values() for _, result in part.iter_leaves())
+
+
 def _of_recording(recording: Recording) -> Run:
     groups = {name.partition("/")[0] for name in recording if "/" in name}
+    if any(part.monitor == "StepMonitor" for part in recording.values()):  # as `fingerprints` makes it: names begin with a group
+        groups |= set(recording)
     found: dict[Place, Mapping[str, Tensor]] = {}
     kinds: dict[str, str] = {}
     for name, part in recording.items():
@@ -139,7 +148,7 @@ def _place(part: Subrecording, module: str, leaf: str, group: str) -> Place:
     role = _ROLES.get(part.monitor, part.monitor)
     if part.monitor == "OptimizerMonitor":  # its leaf is the name of a parameter in the net, and of what is kept for it
         parameter, _, key = leaf.rpartition(".")
-        module, _, leaf = parameter.rpartition(".")
+        module, _, leaf = parameter.replace("\\.", ".").rpartition(".")
         return Place(f"state {key}", module, leaf)
     if role == "weight after" and group == "before":
         return Place("weight before", module, leaf)
@@ -153,6 +162,13 @@ def _per_observation(result: Any) -> Mapping[str, Tensor] | None:
     """The entries of what was recorded for each observation; None if it was not."""
     if not isinstance(result, Mapping):
         return {"sketch": result.double().cpu()[:, None]} if _is_list_of_numbers(result) else None
+    return _digests(result)
+
+
+def _digests(result: Any) -> Mapping[str, Tensor] | None:
+    """What `Fingerprints`, or a list of digests, has; None if it is something else."""
+    if not isinstance(result, Mapping):
+        return None
     values = {key: value.cpu() for key, value in result.items() if isinstance(value, Tensor)}
     digest = values.get("digest")
     return values if digest is not None and digest.ndim == 1 else None

@@ -230,8 +230,9 @@ class _Search:
         )  # fmt: skip
 
     def _parameters(self, step: int) -> Iterator[RunDivergence]:
-        """Parameters that differ from the first step on: later ones are what updates made."""
+        """Parameters that differ from the first step on; later ones are what updates made, also of steps that were not recorded."""
         if step:
+            yield from self._unrecorded(step)
             return
         found: list[RunDivergence] = []
         for role in ("weight before", "weight"):
@@ -246,6 +247,22 @@ class _Search:
         if found:
             number = len({place[1:] for place in self.apart.a.tracks if place.role in ("weight", "weight before")})
             yield found[0].with_(notes=_others(found, number, "parameters differ"))
+
+    def _unrecorded(self, step: int) -> Iterator[RunDivergence]:
+        """Parameters that came apart in steps that were not recorded: by what rounding allows in so many steps, or more."""
+        steps = self.apart.steps[step] - self.apart.steps[step - 1]
+        if steps < 2 or self.apart.a.unit != "step":
+            return
+        found: list[RunDivergence] = []
+        gaps = {(module, leaf): gap for module, of in self.apart.by_role.get("weight", {}).items() for leaf, gap in of.items()}
+        for (module, leaf), gap in gaps.items():
+            far, before = (float(or_zero(gap.relative())[index]) for index in (step, step - 1))
+            rounding = self.tolerance(_OPERATORS) if self.repeat is None else 0.0
+            allowed = steps * (rounding + GAIN * before)
+            if far > allowed:
+                found.append(self._one("between", module, leaf, far, allowed, "its value"))
+        if len(found) > len(gaps) / 2:
+            yield found[0].with_(notes=_others(found, len(gaps), "parameters differ"))
 
     def _forward(self, step: int) -> Iterator[RunDivergence]:
         found = {}
