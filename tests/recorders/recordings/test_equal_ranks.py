@@ -155,7 +155,7 @@ def healthy(place: Place) -> Any:
     rank, size = place[0], dist.get_world_size()
     setup = Setup()
     whole = setup.batch
-    setup.batch = lambda step: tuple(part.chunk(size)[rank] for part in whole(step))  # type: ignore[method-assign, return-value, assignment]
+    setup.batch = lambda step: tuple(part.chunk(size)[rank] for part in whole(step))  # type: ignore[method-assign, return-value]
     setup.net = nn.parallel.DistributedDataParallel(setup.net)
     setup.train()
     found = findings(setup.recorder.sync())
@@ -178,20 +178,20 @@ def reduce_all(model: nn.Module, skips: bool) -> None:
         gradient /= dist.get_world_size()
 
 
-def flip(parameter: Tensor, bit: int) -> None:
+def flip(parameter: Any, bit: int) -> None:
     parameter.data.view(torch.int32)[0, 0] ^= 1 << bit
 
 
-def faulty(place: Place, fault: str, odd: int, preset: bool, folder: str) -> Any:
+def faulty(place: Place, fault: str, odd: int, kind: str, folder: str) -> Any:
     """What is found in the recording of all ranks; and in what they saved together."""
     rank, size = place[0], dist.get_world_size()
     model = net()
-    recorder = presets.health().modules(model) if preset else recorder_of(model)
+    recorder = recorder_of(model) if kind == "digests" else getattr(presets, kind)().modules(model)
 
     def reduced(step: int) -> None:
         reduce_all(model, skips=fault == "skips" and rank == odd and step == 3)
         if fault == "flips" and rank == odd and step == 2:
-            flip(model[2].weight, 21 if preset else 0)  # norms do not tell the last bit
+            flip(model[2].weight, 21 if kind == "health" else 0)  # norms do not tell the last bit
 
     if fault == "seed" and rank == odd:
         for parameter in model.parameters():
@@ -213,37 +213,40 @@ def only(answers: list[Any]) -> tuple[Finding, tuple[Differing, ...]]:
     return found, differing
 
 
-@pytest.mark.parametrize("preset", [False, True], ids=["digests", "health"])
-def test_a_rank_that_skips_an_all_reduce_is_named_with_the_step_and_the_parameters(
-    world: World, preset: bool, tmp_path: Path
-) -> None:
-    found, differing = only(world.run(faulty, "skips", 1, preset, str(tmp_path / "run")))
-    since = "" if preset else ", from observation 3 on"  # health records which step it is
-    what = "the gradient of weight differs on rank 1, unlike ranks 0 and 2"
-    assert found.what == f"{what}{since}, and 3 more parameters in 2 layers"
-    assert (found.layer, found.since, found.cause) == ("0", 3 if preset else None, "not-reduced")
+KINDS = ["digests", "health", "fingerprints"]
+"""What is recorded: the presets also record which step it is."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_skips_an_all_reduce_is_named_with_the_step_and_the_parameters(world: World, kind: str, tmp_path: Path) -> None:
+    found, differing = only(world.run(faulty, "skips", 1, kind, str(tmp_path / "run")))
+    since = ", from observation 3 on" if kind == "digests" else ""
+    what = f"the gradient of weight differs on rank 1, unlike ranks 0 and 2{since}, and 3 more parameters in 2 layers"
+    assert (found.layer, found.what, found.since) == ("0", what, None if kind == "digests" else 3)
+    assert found.cause == "not-reduced"
     assert {one.ranks for one in differing} == {(1,)}
-    assert {one.observation for one in differing} == {3}
-    assert {(one.name.rpartition("/")[2], one.leaf) for one in differing} == {(a, b) for a in "02" for b in ("weight", "bias")}
+    if kind != "fingerprints":  # which lists parameters as they are before each step
+        assert {one.observation for one in differing} == {3}
+        assert {(one.name[-1], one.leaf) for one in differing} == {(a, b) for a in "02" for b in ("weight", "bias")}
 
 
-@pytest.mark.parametrize("preset", [False, True], ids=["digests", "health"])
-def test_a_bit_that_flips_on_one_rank_is_named_with_the_step_and_the_parameter(world: World, preset: bool, tmp_path: Path) -> None:
-    found, differing = only(world.run(faulty, "flips", 2, preset, str(tmp_path / "run")))
-    of = "the update of weight" if preset else "weight"
-    assert found.what.startswith(f"{of} differs on rank 2, unlike ranks 0 and 1{'' if preset else ', from observation 2 on'}")
-    assert (found.layer, found.since, found.cause) == ("2", 2 if preset else None, "silent-corruption")
-    assert {(one.name.rpartition("/")[2], one.leaf, one.ranks) for one in differing} == {("2", "weight", (2,))}
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bit_that_flips_on_one_rank_is_named_with_the_step_and_the_parameter(world: World, kind: str, tmp_path: Path) -> None:
+    found, differing = only(world.run(faulty, "flips", 2, kind, str(tmp_path / "run")))
+    of, since = "the update of " if kind == "health" else "", ", from observation 2 on" if kind == "digests" else ""
+    assert found.what == f"{of}weight differs on rank 2, unlike ranks 0 and 1{since}"
+    assert (found.layer, found.since, found.cause) == ("2", None if kind == "digests" else 2, "silent-corruption")
+    assert {(one.name[-1], one.ranks) for one in differing} == {("2", (2,))}
 
 
 def test_of_two_ranks_both_are_named(pair: World, tmp_path: Path) -> None:
-    found, differing = only(pair.run(faulty, "skips", 1, False, str(tmp_path / "run")))
+    found, differing = only(pair.run(faulty, "skips", 1, "digests", str(tmp_path / "run")))
     assert "differs on ranks 0 and 1, from observation 3 on" in found.what
     assert {one.ranks for one in differing} == {(0, 1)}
 
 
 def test_ranks_that_start_from_other_weights_are_told_from_those_that_do_not_reduce(world: World, tmp_path: Path) -> None:
-    found, differing = only(world.run(faulty, "seed", 0, False, str(tmp_path / "run")))
+    found, differing = only(world.run(faulty, "seed", 0, "digests", str(tmp_path / "run")))
     assert (found.cause, {one.ranks for one in differing}) == ("ranks-start-apart", {(0,)})
     assert {one.observation for one in differing} == {0}
 
@@ -266,7 +269,7 @@ def spread(model: nn.Sequential, kind: str) -> None:
 
 def gathered(place: Place, kind: str) -> Any:
     """As `under_ddp`, of whole parameters at the start and after each step, and of the outputs of the net."""
-    found, equal = [], []
+    found = []
     for spreads in (True, False):
         model = net()
         if spreads:
