@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from recorders.cli.output import UsageError, console, filled, print_json
-from recorders.cli.sources import Source, add_source, at_least, kind_of, open_source
+from recorders.cli.sources import add_source, at_least, kind_of, open_source
 from recorders.errors import NotARecordingError
 from recorders.recordings.display import number, printable, shown_name
 from recorders.recordings.recording import Recording
@@ -60,9 +60,9 @@ def run(
 ) -> int:
     """Show where two runs part, and what changed between two recordings or timelines, largest change first.
 
-    Of runs that were recorded step by step, as by `presets.fingerprints`, it is the first step, phase and layer at which they part by
-    more than noise. Changes of means and quartiles are given in standard deviations, others as the logarithm of the ratio. What only
-    one has is listed, and shapes that differ.
+    Of runs that were recorded step by step, as by `presets.fingerprints`, it is the first step, phase and layer at which they part
+    by more than noise. Changes of means and quartiles are given in standard deviations, others as the logarithm of the ratio. What
+    only one has is listed, and shapes that differ.
     """
     one, other = open_source(first), open_source(second)
     if isinstance(one, StreamFiles) or isinstance(other, StreamFiles) or kind_of(one) != kind_of(other):
@@ -103,25 +103,24 @@ def _pair(text: str) -> tuple[str, str]:
     return first, second
 
 
-def _parted(one: Source, other: Source, names: Mapping[str, str], repeat: str | None) -> RunDivergence | None:
+def _parted(
+    one: Recording | Timeline, other: Recording | Timeline, names: Mapping[str, str], repeat: str | None
+) -> RunDivergence | None:
     """Where two runs part; None if they tell nothing step by step."""
     again = None if repeat is None else open_source(repeat)
-    kinds = (Recording, Timeline)
-    if not isinstance(one, kinds) or not isinstance(other, kinds) or not (tells_steps(one) and tells_steps(other)):
+    if not (tells_steps(one) and tells_steps(other)):
         return None
     if isinstance(again, StreamFiles):
         raise NotARecordingError(f"{repeat} is {kind_of(again)}: give a run like the first")
     return divergence(one, other, names=names or None, repeat=again)
 
 
-def _without_steps(source: Source) -> Source:
+def _without_steps(source: Recording | Timeline) -> Recording | Timeline:
     """A recording without what it lists step by step, of which the differences of every number say nothing more."""
     if not isinstance(source, Recording) or not tells_steps(source):
         return source
-    kept = {
-        name: part for name, part in source.items() if not tells_steps(Recording({name: part})) and part.monitor != "StepMonitor"
-    }
-    return Recording(kept)
+    kept = {name: part for name, part in source.items() if part.monitor != "StepMonitor"}
+    return Recording({name: part for name, part in kept.items() if not tells_steps(Recording({name: part}))})
 
 
 def _function(text: str) -> Replay:

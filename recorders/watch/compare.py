@@ -239,7 +239,8 @@ def _scores(statistic: str, kind: str, a: Mapping[str, Tensor], b: Mapping[str, 
     if kind in _PROJECTIONS:
         lengths = torch.stack([torch.linalg.vector_norm(one, dim=-1) for one in (a[statistic], b[statistic])])
         apart = torch.linalg.vector_norm(a[statistic] - b[statistic], dim=-1) / lengths.amax(0)
-        return apart.nan_to_num(0.0)[..., None].expand(a[statistic].shape).reshape(-1)
+        each: Tensor = apart.nan_to_num(0.0)[..., None].expand(a[statistic].shape).reshape(-1)
+        return each
     if kind in _FAULTS:
         return torch.where((here > 0) != (there > 0), torch.inf, 0.0)
     larger = torch.maximum(here.abs(), there.abs())

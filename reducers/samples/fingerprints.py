@@ -15,15 +15,14 @@ from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state
 from reducers.errors import ArgumentError, StateError
 from reducers.kernels.digests import digests
+from reducers.kernels.sketches import FACTS, sketched
 from reducers.samples.collect import Collect
 from reducers.state import Result, State
-from reducers.statistics.sketch import Sketch  # TODO
 
 __all__ = ["Fingerprints"]
 
-PRIME = 2**61 - 1  # TODO from digest
+_PRIME = 2**61 - 1  # of `Digest`
 _COLLECT = Collect()
-FACTS = ("count", "nonfinite", "power", "min", "max")
 _KINDS = ("digest", "sketch")  # of blocks: int64 [n], and float64 [n, facts, eps and projections]
 _COLUMNS = (*FACTS, "eps")
 
@@ -58,7 +57,7 @@ class Fingerprints(Reducer):
     >>> a["digest"] == b["digest"]
     tensor([ True,  True, False])
     >>> sketch_distance(a, b)["relative"].round(decimals=3)
-    tensor([0.0000, 0.0000, 0.0050], dtype=torch.float64)
+    tensor([0.0000, 0.0000, 0.0060], dtype=torch.float64)
     """
 
     k: int = 64
@@ -126,13 +125,8 @@ def _joined(parts: Mapping[str, State]) -> State:
     return {f"{kind}/{key}": value for kind, part in parts.items() for key, value in part.items()}
 
 
-def sketched(xs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    states = [Sketch(k).update({}, x) for x in xs]
-    return torch.stack([s["sketch"] for s in states]), torch.stack([torch.stack([s[f].double() for f in FACTS]) for s in states])
-
-
 def _digests(xs: Tensor) -> Tensor:
     """Return the digest that `Digest` has of each of several observations, which are stacked along the first axis: int64 [n]."""
     hashes = digests(xs)
-    found = hashes & PRIME if isinstance(hashes, Tensor) else torch.tensor([one & PRIME for one in hashes], device=xs.device)
-    return torch.where(found == PRIME, 0, found)
+    found = hashes & _PRIME if isinstance(hashes, Tensor) else torch.tensor([one & _PRIME for one in hashes], device=xs.device)
+    return torch.where(found == _PRIME, 0, found)

@@ -245,12 +245,11 @@ def _once(tensors: Sequence[_Tensor], leaf: str, comparison: _Comparison) -> lis
     for tensor in tensors:
         if not (tensor.shared and any(before.shared and _same(before, tensor) for before in kept)):
             kept.append(tensor)
-    copies = [
-        Copy(tensor.rank, _labelled(tensor.states), tensor.samples)
-        for tensor in tensors
-        if tensor.shared and any(tensor.states.values())
-    ]
-    comparison.of(copies, leaf, first_counts=False)
+    copies, unlike = ([one for one in some if one.shared and any(one.states.values())] for some in (tensors, kept))
+    if len(unlike) > 1:
+        comparison.of([Copy(one.rank, _labelled(one.states), one.samples) for one in copies], leaf, first_counts=False)
+    elif len(copies) > 1:  # which are equal: that was found above
+        comparison.copies += 1
     return kept
 
 

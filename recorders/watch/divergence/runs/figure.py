@@ -21,7 +21,7 @@ _INK, _FAINT = "#333333", "#DDDDDD"
 
 
 def figure_of(found: RunDivergence) -> Figure:
-    """Two panels: how far outputs, gradients and parameters are apart at each step, and outputs of layers at the step of the answer.
+    """Two panels: how far outputs, gradients and parameters are apart at each step, and outputs of layers where the runs part.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

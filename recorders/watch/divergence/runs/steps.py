@@ -27,8 +27,8 @@ def bisect_steps(
 
     Args:
         replay: called as `replay(run, start, stop, every)`, with `run` "first" or "second". It goes on with that run from its state
-            before step `start`, such as from the newest checkpoint before it, does the steps up to `stop`, `stop` included, and returns
-            what `presets.fingerprints(every)` recorded from step `start` on.
+            before step `start`, such as from the newest checkpoint before it, does the steps up to `stop` and `stop` itself, and
+            returns what `presets.fingerprints(every)` recorded from step `start` on.
         equal: a step before which the runs are equal.
         apart: a later step at which they are not.
         most: steps that are recorded in one replay, at least 2.
@@ -69,7 +69,7 @@ def bisect_steps(
     while True:
         every = max(1, math.ceil((apart - equal) / (most - 1)))
         stop = equal + every * math.ceil((apart - equal) / every)
-        found = divergence(*(replay(run, equal, stop, every) for run in ("first", "second")), names=names)  # type: ignore[arg-type]
+        found = divergence(*(replay(run, equal, stop, every) for run in ("first", "second")), names=names)
         if not found:
             return found
         growth = tuple(row._replace(step=row.step + equal) for row in found.growth)
