@@ -289,7 +289,7 @@ def gathered(place: Place, kind: str) -> Any:
     return digests(own), equal, furthest(own, alone, "value"), furthest(own, alone, "out")
 
 
-def test_under_fsdp2_gathered_parameters_have_the_digests_of_one_process_at_every_step(pair: World) -> None:
+def test_under_fsdp2_gathered_parameters_have_the_digests_of_one_process(pair: World) -> None:
     _, equal, values, _ = alike(pair.run(gathered, "fsdp2"))
     assert equal == {name: [True] * len(seen) for name, seen in equal.items()}
     assert {len(seen) for name, seen in equal.items() if name.startswith("value")} == {STEPS + 1}
