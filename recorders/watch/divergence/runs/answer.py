@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from recorders.recordings.display import shown_name
 
@@ -24,7 +24,8 @@ _WHERE = {
 }
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True)
+class Growth:
     """How far two runs are apart at a step, relative to their size; NaN if it is not known.
 
     Attributes:
@@ -79,7 +80,7 @@ class RunDivergence:
         return bool(self.phase)
 
     def with_(self, **changes: Any) -> RunDivergence:
-        """The same answer, with these attributes changed."""
+        """Returns a copy with these attributes changed."""
         return replace(self, **changes)
 
     def figure(self) -> Figure:
@@ -94,7 +95,7 @@ class RunDivergence:
 
     def as_data(self) -> dict[str, Any]:
         """The answer as data for JSON."""
-        return {**asdict(self), "growth": [row._asdict() for row in self.growth]}
+        return asdict(self)
 
     def __str__(self) -> str:
         if not self:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recorders.watch.divergence.runs.matching import Matched
-from recorders.watch.divergence.runs.run import Place, Run, Track
+from recorders.watch.divergence.runs.run import RunTracks, Track, TrackName
 
 __all__ = ["Apart", "Gap", "joint", "largest", "or_zero"]
 
@@ -60,15 +60,15 @@ class Apart:
         steps: those that both have, in the unit of the runs.
     """
 
-    def __init__(self, a: Run, b: Run, matched: Matched) -> None:
+    def __init__(self, a: RunTracks, b: RunTracks, matched: Matched) -> None:
         self.a, self.b, self.matched = _with_gradients(a, b, matched)
         in_b = {step: index for index, step in enumerate(b.steps)}
         common = [(index, in_b[step]) for index, step in enumerate(a.steps) if step in in_b]
         self.steps: Sequence[int] = [a.steps[index] for index, _ in common]
         self._at = tuple(torch.tensor([pair[which] for pair in common], dtype=torch.int64) for which in (0, 1))
-        self._gaps: dict[Place, Gap | None] = {}
+        self._gaps: dict[TrackName, Gap | None] = {}
 
-    def gap(self, place: Place) -> Gap | None:
+    def gap(self, place: TrackName) -> Gap | None:
         """The gap of a place of the first run; None if the second has no such place."""
         if place not in self._gaps:
             other = self.matched.places.get(place)
@@ -78,7 +78,7 @@ class Apart:
 
     def moved(self, module: str, leaf: str, index: int) -> tuple[Tensor, Tensor] | None:
         """By how much a common step moved a parameter in each run, as sketches; None if that is not known."""
-        place = Place("weight", module, leaf)
+        place = TrackName("weight", module, leaf)
         other = self.matched.places.get(place)
         if place not in self.a.tracks or other is None:
             return None
@@ -138,7 +138,7 @@ class Apart:
         return max((float(track.eps.max()) for track in tracks if len(track)), default=torch.finfo(torch.float32).eps)
 
 
-def _moved(run: Run, place: Place, step: int) -> Tensor | None:
+def _moved(run: RunTracks, place: TrackName, step: int) -> Tensor | None:
     """By how much a step of one run moved a parameter: by its value after the step, or before the next one."""
     before = _one(run.tracks.get(place), step)
     after = _one(run.tracks.get(place._replace(role="weight after")), step)
@@ -155,7 +155,7 @@ def _one(track: Track | None, step: int) -> Tensor | None:
     return track.sketch[first] if last - first == 1 else None
 
 
-def _with_gradients(a: Run, b: Run, matched: Matched) -> tuple[Run, Run, Matched]:
+def _with_gradients(a: RunTracks, b: RunTracks, matched: Matched) -> tuple[RunTracks, RunTracks, Matched]:
     """Both, with empty tracks for gradients that only one has: that of a module or a parameter that is cut off in the other."""
     modules, places = matched.modules, dict(matched.places)
     back = {other: name for name, other in modules.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recorders.errors import SelectionError
 from recorders.recordings.display import listed, shown_name
 from recorders.watch.divergence.pairing import Pairs
-from recorders.watch.divergence.runs.run import Module, Place, Run
+from recorders.watch.divergence.runs.run import Module, RunTracks, TrackName
 
 __all__ = ["Matched", "matched"]
 
@@ -25,10 +25,10 @@ class Matched:
     """
 
     modules: Mapping[str, str]
-    places: Mapping[Place, Place]
+    places: Mapping[TrackName, TrackName]
 
 
-def matched(a: Run, b: Run, names: Mapping[str, str] | None) -> Matched:
+def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matched:
     """Match two runs.
 
     Modules belong together, in this order of preference, if `names` says so, of them or of what they are in; if name, class and
@@ -52,22 +52,22 @@ def matched(a: Run, b: Run, names: Mapping[str, str] | None) -> Matched:
     pairs.in_order(lambda module: module.sizes)
     pairs.match(lambda module: module.name)
     modules = {pairs.a[first].name: pairs.b[second].name for first, second in sorted(pairs.found.items())}
-    places: dict[Place, Place] = {}
+    places: dict[TrackName, TrackName] = {}
     leaves = {name: _leaves(a, b, name, other) for name, other in modules.items()}
     for place in a.tracks:
         other = modules.get(place.module)
         if other is not None:
             of_weight = place.role in _WEIGHTS or place.role.startswith("state ")
             leaf = leaves[place.module].get(place.leaf, place.leaf) if of_weight else place.leaf
-            if Place(place.role, other, leaf) in b.tracks:
-                places[place] = Place(place.role, other, leaf)
+            if TrackName(place.role, other, leaf) in b.tracks:
+                places[place] = TrackName(place.role, other, leaf)
     _one_leaf(a, b, modules, places)
     return Matched(modules, places)
 
 
-def _one_leaf(a: Run, b: Run, modules: Mapping[str, str], places: dict[Place, Place]) -> None:
+def _one_leaf(a: RunTracks, b: RunTracks, modules: Mapping[str, str], places: dict[TrackName, TrackName]) -> None:
     """Operands with one tensor belong together, whatever their paths: a rewrite returns a tensor, the original a tuple."""
-    by_place: list[dict[tuple[str, str], list[Place]]] = [{}, {}]
+    by_place: list[dict[tuple[str, str], list[TrackName]]] = [{}, {}]
     for run, found in zip((a, b), by_place, strict=True):
         for place in run.tracks:
             if place.role not in _WEIGHTS:
@@ -81,7 +81,7 @@ def _one_leaf(a: Run, b: Run, modules: Mapping[str, str], places: dict[Place, Pl
             places.setdefault(left[0], rest[0])
 
 
-def _leaves(a: Run, b: Run, name: str, other: str) -> dict[str, str]:
+def _leaves(a: RunTracks, b: RunTracks, name: str, other: str) -> dict[str, str]:
     """Names of parameters of a module of the second run by those in the first."""
     own, others = (_parameters(run, module) for run, module in ((a, name), (b, other)))
     pairs = Pairs(list(own.items()), list(others.items()))
@@ -91,7 +91,7 @@ def _leaves(a: Run, b: Run, name: str, other: str) -> dict[str, str]:
     return {pairs.a[first][0]: pairs.b[second][0] for first, second in pairs.found.items()}
 
 
-def _parameters(run: Run, module: str) -> dict[str, Hashable]:
+def _parameters(run: RunTracks, module: str) -> dict[str, Hashable]:
     found: dict[str, Hashable] = {}
     for place, track in run.tracks.items():
         if place.module == module and place.role in ("weight", "weight before") and len(track):
@@ -112,7 +112,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return names[outer] + name[len(outer) :]
 
 
-def _check(a: Run, b: Run, names: Mapping[str, str]) -> None:
+def _check(a: RunTracks, b: RunTracks, names: Mapping[str, str]) -> None:
     for run, given, which in ((a, names.keys(), "first"), (b, names.values(), "second")):
         if wrong := [name for name in given if name not in run.modules]:
             known = listed(list(run.modules))

@@ -1,4 +1,4 @@
-"""Run: what was recorded of a training step by step, as tracks: one for each tensor, with its fingerprint in each step."""
+"""RunTracks: what was recorded of a training step by step, as tracks: one for each tensor, with its fingerprint in each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.steps import FACTS
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Module", "Place", "Run", "Track", "run_of", "tells_steps"]
+__all__ = ["Module", "RunTracks", "Track", "TrackName", "run_of", "tells_steps"]
 
 _ROLES = {
     "ForwardInputMonitor": "input",
@@ -30,7 +30,7 @@ _OF_WEIGHTS = {".gradient": "weight gradient", ".value": "weight"}  # leaves of 
 _SINGLE = torch.finfo(torch.float32).eps
 
 
-class Place(NamedTuple):
+class TrackName(NamedTuple):
     """What a track is of: a role such as "output", the name of a module, and the path of a leaf in its operand."""
 
     role: str
@@ -49,7 +49,7 @@ class Track:
         count: elements of each, int64 [n]; -1 if not known.
         nonfinite: int64 [n], elements that are not finite.
         eps: float64 [n], of the dtype.
-        steps: the index in `Run.steps` of each observation, int64 [n].
+        steps: the index in `RunTracks.steps` of each observation, int64 [n].
     """
 
     sketch: Tensor
@@ -89,7 +89,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunTracks:
     """One run.
 
     Attributes:
@@ -102,7 +102,7 @@ class Run:
 
     steps: Sequence[int]
     unit: str
-    tracks: Mapping[Place, Track]
+    tracks: Mapping[TrackName, Track]
     modules: Mapping[str, Module] = field(default_factory=dict)
 
     def of(self, role: str, module: str) -> dict[str, Track]:
@@ -110,7 +110,7 @@ class Run:
         return {place.leaf: track for place, track in self.tracks.items() if place.role == role and place.module == module}
 
 
-def run_of(recorded: Recording | Timeline) -> Run:
+def run_of(recorded: Recording | Timeline) -> RunTracks:
     """What a recording, or a timeline, tells of a run step by step; without tracks if it tells nothing."""
     return _of_timeline(recorded) if isinstance(recorded, Timeline) else _of_recording(recorded)
 
@@ -122,11 +122,11 @@ def tells_steps(recorded: Recording | Timeline) -> bool:
     return any(_digests(result) is not None for part in recorded.values() for _, result in part.iter_leaves())
 
 
-def _of_recording(recording: Recording) -> Run:
+def _of_recording(recording: Recording) -> RunTracks:
     groups = {name.partition("/")[0] for name in recording if "/" in name}
     if any(part.monitor == "StepMonitor" for part in recording.values()):  # as `fingerprints` makes it: names begin with a group
         groups |= set(recording)
-    found: dict[Place, Mapping[str, Tensor]] = {}
+    found: dict[TrackName, Mapping[str, Tensor]] = {}
     kinds: dict[str, str] = {}
     for name, part in recording.items():
         group, slash, module = name.partition("/")
@@ -140,22 +140,22 @@ def _of_recording(recording: Recording) -> Run:
     steps, unit = _steps(recording, found)
     tracks = {place: _track(values, len(steps)) for place, values in found.items()}
     names = dict.fromkeys([*kinds, *(place.module for place in tracks)])
-    return Run(steps, unit, tracks, {name: _module(name, kinds.get(name, ""), tracks) for name in names})
+    return RunTracks(steps, unit, tracks, {name: _module(name, kinds.get(name, ""), tracks) for name in names})
 
 
-def _place(part: Subrecording, module: str, leaf: str, group: str) -> Place:
+def _place(part: Subrecording, module: str, leaf: str, group: str) -> TrackName:
     """What a leaf of a subrecording is of."""
     role = _ROLES.get(part.monitor, part.monitor)
     if part.monitor == "OptimizerMonitor":  # its leaf is the name of a parameter in the net, and of what is kept for it
         parameter, _, key = leaf.rpartition(".")
         module, _, leaf = parameter.replace("\\.", ".").rpartition(".")
-        return Place(f"state {key}", module, leaf)
+        return TrackName(f"state {key}", module, leaf)
     if role == "weight after" and group == "before":
-        return Place("weight before", module, leaf)
+        return TrackName("weight before", module, leaf)
     for end, other in _OF_WEIGHTS.items():
         if role == "weight gradient" and leaf.endswith(end):
-            return Place(other, module, leaf.removesuffix(end))
-    return Place(role, module, leaf)
+            return TrackName(other, module, leaf.removesuffix(end))
+    return TrackName(role, module, leaf)
 
 
 def _per_observation(result: Any) -> Mapping[str, Tensor] | None:
@@ -178,7 +178,7 @@ def _is_list_of_numbers(result: Any) -> bool:
     return isinstance(result, Tensor) and result.ndim == 1 and result.is_floating_point()
 
 
-def _steps(recording: Recording, found: Mapping[Place, Mapping[str, Tensor]]) -> tuple[list[int], str]:
+def _steps(recording: Recording, found: Mapping[TrackName, Mapping[str, Tensor]]) -> tuple[list[int], str]:
     """The steps that were recorded."""
     for part in recording.values():
         if part.monitor == "StepMonitor" and part.samples:
@@ -210,7 +210,7 @@ def _track(values: Mapping[str, Tensor], steps: int) -> Track:
     )
 
 
-def _module(name: str, kind: str, tracks: Mapping[Place, Track]) -> Module:
+def _module(name: str, kind: str, tracks: Mapping[TrackName, Track]) -> Module:
     outputs = [track for place, track in tracks.items() if place[:2] == ("output", name) and len(track)]
     weights: dict[str, tuple[int, str]] = {}
     for role in ("weight", "weight before"):
@@ -230,7 +230,7 @@ def _rounded(norm: Tensor) -> str:
     return f"{float(norm):.2g}"
 
 
-def _of_timeline(timeline: Timeline) -> Run:
+def _of_timeline(timeline: Timeline) -> RunTracks:
     ticks = timeline.ticks()
     at = {tick: index for index, tick in enumerate(ticks)}
     tracks = {}
@@ -238,8 +238,8 @@ def _of_timeline(timeline: Timeline) -> Run:
         sketch = torch.tensor(numbers, dtype=torch.float64)[:, None]
         found = _track({"sketch": sketch}, 0)
         steps = torch.tensor([at[tick] for tick in own], dtype=torch.int64)
-        tracks[Place("value", name, statistic)] = Track(**{**vars(found), "steps": steps})
-    return Run(ticks, "tick", tracks)
+        tracks[TrackName("value", name, statistic)] = Track(**{**vars(found), "steps": steps})
+    return RunTracks(ticks, "tick", tracks)
 
 
 def _series(timeline: Timeline) -> Iterator[tuple[str, str, tuple[Sequence[int], Sequence[float]]]]:

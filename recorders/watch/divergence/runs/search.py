@@ -16,7 +16,7 @@ from recorders.watch.divergence.distance import Tolerance
 from recorders.watch.divergence.runs.answer import Growth, RunDivergence
 from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, or_zero
 from recorders.watch.divergence.runs.matching import matched
-from recorders.watch.divergence.runs.run import Place, run_of
+from recorders.watch.divergence.runs.run import TrackName, run_of
 from recorders.watch.timeline import Timeline
 
 __all__ = ["divergence"]
@@ -116,7 +116,7 @@ class _Search:
         )
 
     def _at(self, step: int) -> RunDivergence | None:
-        for look in (self._values, self._input, self._parameters, self._forward, self._backward, self._update):
+        for look in (self._numbers, self._input, self._parameters, self._forward, self._backward, self._update):
             for found in look(step):
                 return found.with_(step=self.apart.steps[step])
         return None
@@ -193,7 +193,7 @@ class _Search:
 
     # The phases of a step
 
-    def _values(self, step: int) -> Iterator[RunDivergence]:
+    def _numbers(self, step: int) -> Iterator[RunDivergence]:
         """Of numbers over time: the first that jumps."""
         values = self.apart.by_role.get("value", {})
         for name, gaps in values.items():
@@ -338,7 +338,7 @@ class _Search:
         gap = self.apart.by_role[role][module][leaf]
         if not bool(gap.absolute[step].isinf()):
             return ""
-        place = Place(role, module, leaf)
+        place = TrackName(role, module, leaf)
         own, at = self.apart.a.tracks[place], self.apart.steps[step]
         here = bool((own.steps == list(self.apart.a.steps).index(at)).any())
         other = self.apart.b.tracks[self.apart.matched.places[place]]

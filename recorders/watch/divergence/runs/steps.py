@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from recorders.recorder.recorder import Recorder
@@ -72,7 +73,7 @@ def bisect_steps(
         found = divergence(*(replay(run, equal, stop, every) for run in ("first", "second")), names=names)
         if not found:
             return found
-        growth = tuple(row._replace(step=row.step + equal) for row in found.growth)
+        growth = tuple(replace(row, step=row.step + equal) for row in found.growth)
         found = found.with_(step=found.step + equal, growth=growth)
         if every == 1:
             return found
