@@ -19,7 +19,8 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import accumulate, best, bins, many, sweep, weigh
+from reducers.kernels.digests import NANS
+from reducers.kernels.triton import accumulate, best, bins, digest, many, sketch, sweep, weigh
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
@@ -44,6 +45,8 @@ FAMILIES = {
 BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5, (-126, 128)), "Quantile(low, high)": (3, (-3, 6))}
 """The number of edges; or the mantissa bits, and the exponents of `low` and `high`."""
 BEST = {"TopK(k=10)": 10, "TopK(k=32)": 32}
+HASHED = {"Digest": 0, "Sketch": 256, "Sketch(k=4096)": 4096}
+"""The number of sums; 0 for hashes."""
 
 
 MASKED = {f"{name}, masked": name for name in FAMILIES}
@@ -91,6 +94,8 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             weigh.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
         elif reducer in BINNED:
             bin_launches(x, axes, shape, BINNED[reducer], recorded)
+        elif reducer in HASHED:
+            hash_launches(x, axes, reducer)
         elif reducer in BEST:
             best_launches(x, axes, shape, BEST[reducer])
         elif axes:
@@ -145,6 +150,15 @@ def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: i
     seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
     left_out = torch.empty(shape, dtype=torch.int64, device="meta")
     best._rank(x, table, nonfinite, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen, left_out], False)
+
+
+def hash_launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> None:
+    """Of a whole tensor, or if an axis is kept of stacked ones."""
+    xs = x[None] if len(axes) == x.ndim else x[: 1 << 10]
+    if k := HASHED[reducer]:
+        sketch.sketched(xs, k)
+    else:
+        digest.hashed(xs, 1 << 60, NANS.get(x.dtype, (0, 0, 0)))
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:
@@ -208,6 +222,7 @@ def all_rows() -> Iterator[Row]:
     most = ("Mean", "Summary", "Moments(order=4)")
     few = ("everything", "last axis kept")
     yield from rows(most, others, (*few, "many tensors"), TARGETS)
+    yield from rows(HASHED, DTYPES, ("everything", "last axis kept"), TARGETS)
     yield from rows((*(f"{name}, masked" for name in most), *WEIGHTED, *BINNED, *BEST), others, few, TARGETS)
 
 

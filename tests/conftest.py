@@ -72,6 +72,8 @@ def take_no_loop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("reducers.kernels.dispatch.looped_weights", lambda *_: None)
     patch.setattr("reducers.kernels.counting.looped_bits", lambda *_: None)
     patch.setattr("reducers.kernels.counting.looped_edges", lambda *_: None)
+    patch.setattr("reducers.kernels.digests.looped_digests", lambda *_: None)
+    patch.setattr("reducers.kernels.sketches.looped_sketches", lambda *_: None)
     patch.setattr("recorders.graphs.trace.can_record", lambda: False)
     patch.delitem(dispatch.ROWS, "cpu", raising=False)
     patch.delitem(waiting.SLOTS, "cpu", raising=False)

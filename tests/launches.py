@@ -217,10 +217,12 @@ def table() -> str:
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
     if "--plain" in sys.argv:
-        from reducers.kernels import counting, dispatch
+        from reducers.kernels import counting, digests, dispatch, sketches
 
         dispatch.SWEEPS.clear()
         dispatch.WEIGHTED.clear()
         counting.BINS.clear()
         counting.BEST.clear()
+        digests.DIGESTS.clear()
+        sketches.SKETCHES.clear()
     print(table())

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.digest import looped_digests
+from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import GOLDEN, mix, mixed, shift_right
 from reducers.kernels.precision import has_memory
 
@@ -45,6 +47,19 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = 1 << 20  # bytes of a part that is copied because its elements are not neighbours: it stays in the cache
 
 
+@lru_cache(maxsize=1)
+def _triton_digests() -> Callable[..., Tensor] | None:
+    """The kernel in Triton that hashes bits; None without Triton."""
+    try:
+        from reducers.kernels.triton.digest import hashed
+    except ImportError:
+        return None
+    return hashed
+
+
+DIGESTS: Kernels[Callable[..., Tensor]] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
+
+
 def digests(xs: Tensor) -> list[int] | Tensor:
     """Return the hash of each of several tensors of one shape and dtype, stacked along the first axis; none is empty.
 
@@ -55,31 +70,31 @@ def digests(xs: Tensor) -> list[int] | Tensor:
         modulo 2**64.
     """
     if torch.compiler.is_compiling():
-        hashes: Tensor = as_operator(xs)
-        return hashes
+        in_graph: Tensor = as_operator(xs)
+        return in_graph
     rows, shape, code = xs.shape[0], xs.shape[1:], _CODES[xs.dtype]
     xs = xs.resolve_conj().resolve_neg()
     xs = torch.view_as_real(xs) if xs.is_complex() else xs
+    kind = code
+    for size in shape:
+        kind = mixed(kind + size, 4)
+    kernel = found(DIGESTS, xs.device)
+    hashes: Tensor | None = None if kernel is None else tried(DIGESTS, xs.device, kernel, xs, kind, NANS.get(xs.dtype, _NONE))
+    if hashes is not None:
+        return hashes
     looped = _looped(xs, rows)
     if looped is None:
-        sums = _hashed(xs, rows)
-        kind = torch.full_like(sums, code)
-        for size in shape:
-            kind = mix(kind + size, 4)
-        return mix(sums + kind, 5)
-    known = code
-    for size in shape:
-        known = mixed(known + size, 4)
-    return [mixed(one + known, 5) for one in looped]
+        return mix(_hashed(xs, rows) + ((kind + 2**63) % 2**64 - 2**63), 5)
+    return [mixed(one + kind, 5) for one in looped]
 
 
 @custom_op("reducers::digests", mutates_args=())
 def as_operator(xs: Tensor) -> Tensor:
     """Return what `digests` returns, as int64. Graphs call it as it is: Inductor would narrow some products of integers."""
-    found = digests(xs)
-    if isinstance(found, Tensor):
-        return found
-    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in found], device=xs.device)
+    hashes = digests(xs)
+    if isinstance(hashes, Tensor):
+        return hashes
+    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in hashes], device=xs.device)
 
 
 @as_operator.register_fake
@@ -96,10 +111,10 @@ def _looped(xs: Tensor, rows: int) -> list[int] | None:
         return looped_digests(xs.contiguous(), rows, 0, nans)
     whole = 0
     for part, first in _parts(xs[0]):
-        found = looped_digests(part.contiguous(), 1, first, nans)
-        if found is None:
+        hashes = looped_digests(part.contiguous(), 1, first, nans)
+        if hashes is None:
             return None
-        whole += found[0]
+        whole += hashes[0]
     return [whole % 2**64]
 
 

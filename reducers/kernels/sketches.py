@@ -7,6 +7,10 @@ Elements of one block never meet, and elements of two blocks meet with the proba
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from torch.library import custom_op
@@ -14,6 +18,7 @@ from torch.nn.functional import pad
 
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.sketch import looped_sketches
+from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import mix, shift_right
 from reducers.kernels.precision import real
 
@@ -25,6 +30,21 @@ squares, the least and the greatest, inf and -inf if there are none."""
 
 _GROUP = 64  # elements whose signs are one word
 _NOTHING = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
+
+Kernel: TypeAlias = "Callable[..., tuple[Tensor, Tensor] | None]"
+
+
+@lru_cache(maxsize=1)
+def _triton_sketches() -> Kernel | None:
+    """The kernel in Triton that adds with random signs; None without Triton."""
+    try:
+        from reducers.kernels.triton.sketch import sketched
+    except ImportError:
+        return None
+    return sketched
+
+
+SKETCHES: Kernels[Kernel] = Kernels({"cuda": _triton_sketches}, "adds elements with random signs")
 
 
 def sketched(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
@@ -39,9 +59,12 @@ def sketched(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
         float64 (float32 on devices without it): the sums [rows, buckets], and [rows, 5], the columns of which are `FACTS`.
     """
     if torch.compiler.is_compiling():
-        found: tuple[Tensor, Tensor] = as_operator(xs, buckets)
-        return found
+        in_graph: tuple[Tensor, Tensor] = as_operator(xs, buckets)
+        return in_graph
     xs = torch.view_as_real(xs.resolve_conj()) if xs.is_complex() else xs
+    kernel = found(SKETCHES, xs.device) if xs.numel() else None
+    if kernel is not None and (swept := tried(SKETCHES, xs.device, kernel, xs.resolve_neg(), buckets)) is not None:
+        return swept
     looped = looped_sketches(xs, buckets)
     if looped is not None:
         return looped

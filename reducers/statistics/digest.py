@@ -129,6 +129,8 @@ def _join_tensors(a: State, b: State) -> State:
 
 def _polynomial(hashes: Tensor) -> Tensor:
     """Return the digest of several observations, int64, of any 64 bits of each."""
+    if hashes.shape[0] == 1:
+        return _reduced(hashes.reshape(()) & _PRIME)
     powers: Sequence[int] = [1]
     for _ in range(hashes.shape[0] - 1):
         powers = (*powers, powers[-1] * _FACTOR % _PRIME)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recorders import ForwardMonitor
 from reducers import Moments
-from reducers.kernels import counting, dispatch, failing, waiting
+from reducers.kernels import counting, digests, dispatch, failing, sketches, waiting
 from reducers.kernels.cpp.loop_slots import LoopSlots
 from reducers.kernels.failing import Kernels, failures, found, given_up, tried
 
@@ -24,6 +24,8 @@ ALL: dict[str, Kernels[Any]] = {
     "bins": counting.BINS,
     "best": counting.BEST,
     "slots": waiting.SLOTS,
+    "digests": digests.DIGESTS,
+    "sketches": sketches.SKETCHES,
 }
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 

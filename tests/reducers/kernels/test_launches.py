@@ -13,6 +13,7 @@ from launches import counted
 from reducers import (
     Activity,
     BottomK,
+    Digest,
     Extremes,
     Histogram,
     Masked,
@@ -21,6 +22,7 @@ from reducers import (
     Norm,
     Quantile,
     Reducer,
+    Sketch,
     Statistic,
     Summary,
     TopK,
@@ -28,7 +30,7 @@ from reducers import (
     WeightedMoments,
 )
 from reducers.core.patterns import arrange
-from reducers.kernels import counting, dispatch
+from reducers.kernels import counting, digests, dispatch, sketches
 
 with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (extra gpu-tests)")
 SIZE = 1 << 16
@@ -132,6 +134,18 @@ def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dt
 
 
 @with_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool], ids=str)
+def test_digests_and_sketches_read_an_observation_once_without_a_temporary(dtype: torch.dtype) -> None:
+    found = counted(Digest().update, (SIZE, 5), dtype=dtype)
+    assert [name for name in found.names if "reducers" in name] == ["reducers.hash_parts.default", "reducers.finish_hashes.default"]
+    assert (found.temporaries, found.waits) == (0, 0)
+    found = counted(Sketch().update, (SIZE, 5), dtype=dtype)
+    assert found.names[:2] == ["reducers.sketch_parts.default", "reducers.join_sketches.default"]
+    assert (found.temporaries, found.waits) == (0, 0)
+    assert found.launches <= 16  # the others are of single numbers
+
+
+@with_triton
 @pytest.mark.parametrize("case", IN_ONE_SWEEP, ids=str)
 def test_accumulating_in_place_is_two_launches_and_allocates_nothing(case: Case) -> None:
     """What a graph on a GPU calls for each observation: the memory is there after the first."""
@@ -163,6 +177,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "WEIGHTED", {})
     monkeypatch.setattr(counting, "BINS", {})
     monkeypatch.setattr(counting, "BEST", {})
+    monkeypatch.setattr(digests, "DIGESTS", {})
+    monkeypatch.setattr(sketches, "SKETCHES", {})
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,24 @@ def test_choices_of_the_best_compile_without_spills(reducer: str) -> None:
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept", "channels kept"), ("sm_90", "gfx942")))
 
 
+@pytest.mark.parametrize("target", kernels.TARGETS)
+@pytest.mark.parametrize("reducer", kernels.HASHED)
+def test_digests_and_sketches_compile_without_spills(reducer: str, target: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32, torch.bfloat16), ("everything",), (target,)))
+
+
+@pytest.mark.parametrize("reducer", kernels.HASHED)
+def test_digests_and_sketches_of_every_dtype_and_of_stacked_tensors_compile_without_spills(reducer: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), DTYPES, ("everything",), ("sm_90",)))
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), ("sm_90",)))
+
+
+def test_a_digest_is_read_by_16_bytes_a_thread() -> None:
+    x, axes = kernels.layouts(torch.bfloat16)["everything"]
+    _, kernel, arguments = next(kernels.launches(x, axes, "Digest"))
+    assert "ld.global.v2.b64" in kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"]).asm["ptx"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
     assert_no_spills(kernels.rows(("Summary",), (dtype,), ("everything",), ("sm_90",)))
