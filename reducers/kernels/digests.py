@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import GOLDEN, mix, mixed, shift_right
 from reducers.kernels.precision import has_memory
 
-__all__ = ["BLOCK", "NANS", "digests"]
+__all__ = ["BLOCK", "NANS", "absorbed", "digests"]
 
 _WORDS = 1 << 10  # of a block
 BLOCK = 8 * _WORDS
@@ -46,18 +47,21 @@ _CODES = {dtype: zlib.crc32(str(dtype).encode()) for dtype in vars(torch).values
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = 1 << 20  # bytes of a part that is copied because its elements are not neighbours: it stays in the cache
 
+Hashed: TypeAlias = "Callable[..., Tensor]"
+Absorbed: TypeAlias = "Callable[..., list[Tensor]]"
+
 
 @lru_cache(maxsize=1)
-def _triton_digests() -> Callable[..., Tensor] | None:
-    """The kernel in Triton that hashes bits; None without Triton."""
+def _triton_digests() -> tuple[Hashed, Absorbed] | None:
+    """The kernels in Triton that hash bits, and that join hashes; None without Triton."""
     try:
-        from reducers.kernels.triton.digest import hashed
+        from reducers.kernels.triton.digest import absorbed, hashed
     except ImportError:
         return None
-    return hashed
+    return hashed, absorbed
 
 
-DIGESTS: Kernels[Callable[..., Tensor]] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
+DIGESTS: Kernels[tuple[Hashed, Absorbed]] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
 
 
 def digests(xs: Tensor) -> list[int] | Tensor:
@@ -78,14 +82,29 @@ def digests(xs: Tensor) -> list[int] | Tensor:
     kind = code
     for size in shape:
         kind = mixed(kind + size, 4)
-    kernel = found(DIGESTS, xs.device)
-    hashes: Tensor | None = None if kernel is None else tried(DIGESTS, xs.device, kernel, xs, kind, NANS.get(xs.dtype, _NONE))
+    kernels = found(DIGESTS, xs.device)
+    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, kind, NANS.get(xs.dtype, _NONE))
     if hashes is not None:
         return hashes
     looped = _looped(xs, rows)
     if looped is None:
         return mix(_hashed(xs, rows) + ((kind + 2**63) % 2**64 - 2**63), 5)
     return [mixed(one + kind, 5) for one in looped]
+
+
+def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -> list[Tensor] | None:
+    """Return the entries of a state of `Digest` after observations with these hashes, by one launch of a kernel; None without one.
+
+    Args:
+        state: the entries before, digest, factor and observations, or nothing.
+        factor: the base of the polynomial.
+        power: of it, for so many observations.
+    """
+    kernels = found(DIGESTS, hashes.device)
+    if kernels is None:
+        return None
+    entries: list[Tensor] | None = tried(DIGESTS, hashes.device, kernels[1], hashes, state, factor, power)
+    return entries
 
 
 @custom_op("reducers::digests", mutates_args=())

@@ -13,7 +13,7 @@ from reducers.core.checks import check_keys, check_shape
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
-from reducers.kernels.digests import digests
+from reducers.kernels.digests import absorbed, digests
 from reducers.kernels.hashing import mixed
 from reducers.kernels.precision import can_read_values
 from reducers.state import Result, State
@@ -68,13 +68,22 @@ class Digest(Reducer):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x = observation(self, xs)
-        return self.merge(to_device(state, x.device), _lifted(x[None])) if x.numel() else state
+        return self._updated(state, x[None]) if x.numel() else state
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if xs.numel() == 0:
             return state
         xs = observation(self, (xs,))
-        return self.merge(to_device(state, xs.device), _lifted(xs))
+        return self._updated(state, xs)
+
+    def _updated(self, state: State, xs: Tensor) -> State:
+        state, hashes, number = to_device(state, xs.device), digests(xs), xs.shape[0]
+        power = pow(_FACTOR, number, _PRIME)
+        if isinstance(hashes, Tensor) and type(self).merge is Digest.merge and (not state or _are_numbers(state)):
+            entries = absorbed(hashes, [state[key] for key in _KEYS] if state else [], _FACTOR, power)
+            if entries is not None:
+                return dict(zip(_KEYS, entries, strict=True))
+        return self.merge(state, _lifted(hashes, number, power))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
@@ -94,12 +103,15 @@ class Digest(Reducer):
         return {key: state[key].clone() for key in ("digest", "observations")}
 
 
-def _lifted(xs: Tensor) -> State:
-    """Return the state of several observations, stacked along the first axis."""
-    hashes, number = digests(xs), xs.shape[0]
-    factor = pow(_FACTOR, number, _PRIME)
+def _are_numbers(state: State) -> bool:
+    """Return whether a state has the right entries."""
+    return state.keys() == {*_KEYS} and all(value.shape == () and value.dtype is torch.int64 for value in state.values())
+
+
+def _lifted(hashes: list[int] | Tensor, number: int, factor: int) -> State:
+    """Return the state of so many observations with these hashes."""
     if isinstance(hashes, Tensor):
-        constants = (_constant(value, xs.device) for value in (factor, number))
+        constants = (_constant(value, hashes.device) for value in (factor, number))
         return dict(zip(_KEYS, (_polynomial(hashes), *constants), strict=True))
     digest = 0
     for one in hashes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch.library import triton_op
 from torch.nn.functional import pad
 
 from reducers.kernels.triton import sweep
-from reducers.kernels.triton.digest_kernel import finish, hash_parts
+from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
 
-__all__ = ["hash_into", "hashed", "hashes_of"]
+__all__ = ["absorbed", "digest_after", "hash_into", "hashed", "hashes_of"]
 
 _WORDS = 1 << 10  # of a block
 _TOGETHER = 4  # blocks of a tile
@@ -43,6 +43,28 @@ def hashed(xs: Tensor, kind: int, nans: tuple[int, int, int]) -> Tensor:
     with torch.cuda.device(xs.device if xs.is_cuda else -1):
         _hash(words, table, constants, False)
         return _finish(table, kind, False)
+
+
+def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -> list[Tensor]:
+    """Return the state of `Digest` after observations with these hashes, in order. One launch.
+
+    Args:
+        hashes: int64 [rows].
+        state: digest, factor and observations before, or nothing.
+        factor: the base of the polynomial.
+        power: of it, for so many observations.
+    """
+    if type(hashes) is not Tensor:
+        found: list[Tensor] = digest_after(hashes, state, factor, power)
+        return found
+    with torch.cuda.device(hashes.device if hashes.is_cuda else -1):
+        return _absorb(hashes, state, factor, power, False)
+
+
+@triton_op("reducers::absorb_hashes", mutates_args={})
+def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -> List[Tensor]:  # noqa: UP006
+    """Return what `absorbed` does. One launch."""
+    return _absorb(hashes, state, factor, power, True)
 
 
 @triton_op("reducers::hash_parts", mutates_args={"table"})
@@ -107,3 +129,11 @@ def _finish(table: Tensor, kind: int, traced: bool) -> Tensor:
     hashes = torch.empty(rows, dtype=torch.int64, device=table.device)
     sweep._launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, kind, BLOCK=_JOINED, num_warps=_WARPS)
     return hashes
+
+
+def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int, traced: bool) -> list[Tensor]:
+    results = [torch.empty((), dtype=torch.int64, device=hashes.device) for _ in range(3)]
+    sweep._launcher(absorb, traced)[(1, 1, 1)](
+        hashes, *results, *(state or (None,) * 3), hashes.shape[0], power, FACTOR=factor, STATE=len(state) > 0, num_warps=1
+    )
+    return results

@@ -8,7 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["finish", "hash_parts"]
+__all__ = ["absorb", "finish", "hash_parts"]
+
+PRIME = tl.constexpr(2**61 - 1)
 
 
 @triton.jit
@@ -92,3 +94,61 @@ def finish(table, hashes, parts, kind, BLOCK: tl.constexpr):
         total += tl.load(table + row * parts + part, mask=part < parts, other=0)
     whole = tl.zeros([1], tl.int64) + tl.sum(total, 0) + kind
     tl.store(hashes + row + tl.arange(0, 1), mix(whole.to(tl.uint64, bitcast=True), 5).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _reduced(x):
+    """Return uint64 modulo the prime 2**61 - 1."""
+    x = (x & PRIME) + (x >> 61)
+    return tl.where(x >= PRIME, x - PRIME, x)
+
+
+@triton.jit
+def _times(a, b):
+    """Return the product of numbers below the prime modulo the prime, of which the bits from the 61st on count as they are."""
+    low = a * b
+    return _reduced((low & PRIME) + ((tl.umulhi(a, b) << 3) | (low >> 61)))
+
+
+@triton.jit
+def _stored(number, to):
+    tl.store(to + tl.arange(0, 1), number.to(tl.int64, bitcast=True))
+
+
+@triton.jit(do_not_specialize=["rows", "power"])
+def absorb(
+    hashes,
+    digest_out,
+    factor_out,
+    observations_out,
+    digest,
+    factor,
+    observations,
+    rows,
+    power,
+    FACTOR: tl.constexpr,
+    STATE: tl.constexpr,
+):
+    """Write the state of `Digest` after observations with these hashes, in order.
+
+    Args:
+        rows: how many there are.
+        power: the factor to this power, modulo the prime.
+        STATE: whether `digest`, `factor` and `observations` are a state before.
+    """
+    one = tl.arange(0, 1)
+    zero = tl.zeros([1], tl.uint64)
+    found = zero
+    if STATE:
+        found += tl.load(digest + one).to(tl.uint64, bitcast=True)
+    for row in range(rows):
+        hash = tl.load(hashes + row + one).to(tl.uint64, bitcast=True) & PRIME
+        found = _reduced(_times(found, zero + FACTOR) + hash)
+    powers = zero + power.to(tl.uint64)
+    number = zero + rows.to(tl.uint64)
+    if STATE:
+        powers = _times(tl.load(factor + one).to(tl.uint64, bitcast=True), powers)
+        number += tl.load(observations + one).to(tl.uint64, bitcast=True)
+    _stored(found, digest_out)
+    _stored(powers, factor_out)
+    _stored(number, observations_out)

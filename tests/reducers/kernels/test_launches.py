@@ -137,8 +137,8 @@ def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool], ids=str)
 def test_digests_and_sketches_read_an_observation_once_without_a_temporary(dtype: torch.dtype) -> None:
     found = counted(Digest().update, (SIZE, 5), dtype=dtype)
-    assert [name for name in found.names if "reducers" in name] == ["reducers.hash_parts.default", "reducers.finish_hashes.default"]
-    assert (found.temporaries, found.waits) == (0, 0)
+    assert found.names == [f"reducers.{name}.default" for name in ("hash_parts", "finish_hashes", "absorb_hashes")]
+    assert (found.temporaries, found.waits, found.allocations) == (0, 0, 5)
     found = counted(Sketch().update, (SIZE, 5), dtype=dtype)
     assert found.names[:2] == ["reducers.sketch_parts.default", "reducers.join_sketches.default"]
     assert (found.temporaries, found.waits) == (0, 0)

@@ -62,7 +62,7 @@ def test_digests_and_sketches_compile_without_spills(reducer: str, target: str) 
 
 
 @pytest.mark.parametrize("reducer", kernels.HASHED)
-def test_digests_and_sketches_of_every_dtype_and_of_stacked_tensors_compile_without_spills(reducer: str) -> None:
+def test_digests_and_sketches_of_all_dtypes_and_rows_compile_without_spills(reducer: str) -> None:
     assert_no_spills(kernels.rows((reducer,), DTYPES, ("everything",), ("sm_90",)))
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), ("sm_90",)))
 

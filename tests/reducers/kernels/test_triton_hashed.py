@@ -58,7 +58,7 @@ def taken() -> Iterator[list[Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reducers.kernels.failing._failed", failed)
-        patch.setitem(digests.DIGESTS, "cpu", lambda: counted(digest.hashed))
+        patch.setitem(digests.DIGESTS, "cpu", lambda: (counted(digest.hashed), digest.absorbed))
         patch.setitem(sketches.SKETCHES, "cpu", lambda: counted(sketch.sketched))
         yield calls
     assert failed == []
@@ -95,6 +95,31 @@ def test_digests_of_all_dtypes_are_the_same_bits(dtype: torch.dtype, taken: list
 def test_digests_of_any_size_and_of_stacked_observations(rows: int, size: int, dtype: torch.dtype, taken: list[Any]) -> None:
     xs = drawn(rows, size, dtype=dtype)
     laws.same_bits(Digest().update_all({}, xs), plainly(Digest(), *xs.unbind()))
+
+
+def test_digests_of_many_observations_and_states(taken: list[Any]) -> None:
+    xs = drawn(70, 3)
+    parts = [xs[:1], xs[1:2], xs[2:50], xs[50:]]
+    state: dict[str, Tensor] = {}
+    for part in parts:
+        state = Digest().update_all(state, part)
+    laws.same_bits(state, plainly(Digest(), *xs.unbind()))
+    laws.same_bits(Digest().merge(state, Digest().update({}, xs)), plainly(Digest(), *xs.unbind(), xs))
+    most = 2**61 - 2
+    for entries in ((most, most, 3), (0, 1, 0), (1, most, 2**62)):
+        state = {key: torch.tensor(entry) for key, entry in zip(("digest", "factor", "observations"), entries, strict=True)}
+        found = Digest().update(state, xs)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delitem(digests.DIGESTS, "cpu")
+            laws.same_bits(found, Digest().update(state, xs))
+
+
+def test_a_class_with_its_own_merge_is_asked(taken: list[Any]) -> None:
+    class Own(Digest):
+        def merge(self, a: Any, b: Any) -> Any:
+            return {**Digest.merge(self, a, b), "observations": torch.tensor(7)}
+
+    assert int(Own().update({}, drawn(3))["observations"]) == 7
 
 
 def test_digests_of_what_does_not_begin_at_a_word(taken: list[Any]) -> None:
