@@ -18,11 +18,14 @@ from torch import Tensor
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
+from reducers.kernels import digests, sketches
 from reducers.kernels.triton.accumulate import accumulate, new_accumulators, new_handle, point, statistics
 from reducers.kernels.triton.best import best_elements
 from reducers.kernels.triton.bins import binned_by_bits, binned_by_edges
+from reducers.kernels.triton.digest import hashed
 from reducers.kernels.triton.gpu_slots import slots_for
 from reducers.kernels.triton.many import swept_rows
+from reducers.kernels.triton.sketch import sketched
 from reducers.kernels.triton.sweep import swept
 from reducers.kernels.triton.weigh import weighted_swept
 
@@ -113,6 +116,24 @@ def test_no_element_is_left_out_of_weighted_sums(kept: str) -> None:
     weight, sums = heavy.sum(axes), (heavy * wide).sum(axes)
     wanted = {"nonfinite": torch.zeros_like(weight, dtype=torch.int64), "weight": weight, "sum": sums}
     assert_close(weighted_swept(x, weights, axes, ("nonfinite", "weight", "sum")), wanted)
+
+
+@pytest.mark.parametrize("size", [NUMBER, 3 * NUMBER // 2 + 77])
+def test_no_bit_is_left_out_of_a_digest(size: int) -> None:
+    """The second has parts of two tiles, the last of which is not whole."""
+    x = numbers(size)[None]
+    wanted = digests.digests(x)
+    kind = digests.mixed(digests._CODES[x.dtype] + size, 4)
+    found = hashed(x, kind, digests.NANS[x.dtype])
+    assert [int(one) % 2**64 for one in found] == [int(one) % 2**64 for one in wanted]
+
+
+def test_no_element_is_left_out_of_a_sketch() -> None:
+    x = numbers(NUMBER + 77)[None]
+    found, wanted = sketched(x, 256), sketches.sketched(x, 256)
+    assert found is not None
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-7)
 
 
 def test_no_element_is_left_out_of_bins() -> None:
