@@ -78,8 +78,9 @@ def sketched(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
     parts = [_summed(part, buckets, number * size) for number, part in enumerate(torch.split(flat, size * buckets, dim=1))]
     sums, facts = parts[0]
     for more, other in parts[1:]:
-        least, greatest = torch.minimum(facts[:, 3], other[:, 3]), torch.maximum(facts[:, 4], other[:, 4])
-        sums, facts = sums + more, torch.column_stack((facts[:, :3] + other[:, :3], least, greatest))
+        added = facts[:, :3] + other[:, :3]
+        least, greatest = torch.minimum(facts[:, 3:4], other[:, 3:4]), torch.maximum(facts[:, 4:], other[:, 4:])
+        sums, facts = sums + more, torch.cat((added, least, greatest), dim=1)
     return sums, facts
 
 

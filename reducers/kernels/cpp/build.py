@@ -65,7 +65,7 @@ def libraries() -> list[Library]:
         objects = [
             (LOOPS / source, (*flags, f"-DELEMENTS={elements}"))
             for source in ("sweeping.cpp", "weighting.cpp", "binned.cpp", "sketch.cpp")
-            for elements in _ELEMENTS
+            for elements in (*_ELEMENTS, *(("Float64",) if source == "sketch.cpp" else ()))
         ]
         common = LOOPS / "common.cpp", (*flags, f'-DSOURCES="{loops}"')
         found.append(Library(loops_for(name), (*objects, (LOOPS / "digest.cpp", flags), common), loops))

@@ -164,7 +164,11 @@ def digest() -> Any:
 
 @cache
 def sketch_for(elements: str) -> Any:
-    """Return the loop that adds elements with random signs; None if there is none."""
+    """Return the loop that adds elements with random signs; None if there is none.
+
+    Args:
+        elements: one of the values of `ELEMENTS`, or "Float64".
+    """
     return _function("sketch", elements)
 
 

@@ -14,8 +14,7 @@ constexpr int64_t GROUP = 64;             // elements whose signs are one word
 constexpr int64_t MOST_PARTS = 64;        // of one tensor
 constexpr int64_t LEAST = 1 << 17;        // elements of a part
 constexpr int64_t TABLES = 8;             // a block is turned by a multiple of this in one of as many tables: all that is added is aligned
-constexpr int AT_ONCE = GROUP / LANES;    // vectors of a group
-constexpr int CHAINS = AT_ONCE < 4 ? AT_ONCE : 4;  // sums of squares that do not wait for each other
+constexpr int CHAINS = 4;                 // sums of squares that do not wait for each other, of pairs of vectors
 constexpr int64_t AHEAD_OF = 1 << 12;     // bytes after what is read, which are fetched
 enum { COUNT, NONFINITE, POWER, MIN, MAX, FACTS };
 
@@ -33,9 +32,27 @@ static inline uint64_t mix(uint64_t x, uint64_t salt) {  // as `mix` of `reducer
   return x ^ (x >> 31);
 }
 
+struct Float64 { typedef double Type; };
+
+typedef int64_t Longs __attribute__((vector_size(8 * HALF)));
+
+// The vectors of elements: doubles of those that are, floats of all others; and integers of their size, with their bits.
+template <class T, bool DOUBLE = sizeof(typename T::Type) == 8> struct Vectors {
+  typedef Floats Numbers;
+  typedef Ints Bits;
+  static constexpr int32_t EXPONENT = 0x7f800000, SIGN = INT32_MIN;
+};
+template <class T> struct Vectors<T, true> {
+  typedef Doubles Numbers;
+  typedef Longs Bits;
+  static constexpr int64_t EXPONENT = 0x7ff0000000000000, SIGN = INT64_MIN;
+};
+
 #if defined(__AVX512F__)
 static inline Floats lesser(const Floats& a, const Floats& b) { return Floats(_mm512_min_ps(__m512(a), __m512(b))); }
 static inline Floats greater(const Floats& a, const Floats& b) { return Floats(_mm512_max_ps(__m512(a), __m512(b))); }
+static inline Doubles lesser(const Doubles& a, const Doubles& b) { return Doubles(_mm512_min_pd(__m512d(a), __m512d(b))); }
+static inline Doubles greater(const Doubles& a, const Doubles& b) { return Doubles(_mm512_max_pd(__m512d(a), __m512d(b))); }
 static inline Doubles multiplied(const Doubles& a, const Doubles& b, const Doubles& c) {
   return Doubles(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
 }
@@ -43,36 +60,50 @@ static inline Floats turned(const Floats& x, uint64_t signs) {
   const __m512i bits = _mm512_castps_si512(__m512(x));
   return Floats(_mm512_castsi512_ps(_mm512_mask_xor_epi32(bits, __mmask16(signs), bits, _mm512_set1_epi32(INT32_MIN))));
 }
+static inline Doubles turned(const Doubles& x, uint64_t signs) {
+  const __m512i bits = _mm512_castpd_si512(__m512d(x));
+  return Doubles(_mm512_castsi512_pd(_mm512_mask_xor_epi64(bits, __mmask8(signs), bits, _mm512_set1_epi64(INT64_MIN))));
+}
 #else
 #if defined(__AVX__)
 static inline Floats lesser(const Floats& a, const Floats& b) { return Floats(_mm256_min_ps(__m256(a), __m256(b))); }
 static inline Floats greater(const Floats& a, const Floats& b) { return Floats(_mm256_max_ps(__m256(a), __m256(b))); }
+static inline Doubles lesser(const Doubles& a, const Doubles& b) { return Doubles(_mm256_min_pd(__m256d(a), __m256d(b))); }
+static inline Doubles greater(const Doubles& a, const Doubles& b) { return Doubles(_mm256_max_pd(__m256d(a), __m256d(b))); }
 #else
-static inline Floats lesser(const Floats& a, const Floats& b) { return a < b ? a : b; }
-static inline Floats greater(const Floats& a, const Floats& b) { return a > b ? a : b; }
+template <class V> static inline V lesser(const V& a, const V& b) { return a < b ? a : b; }
+template <class V> static inline V greater(const V& a, const V& b) { return a > b ? a : b; }
 #endif
 static inline Doubles multiplied(const Doubles& a, const Doubles& b, const Doubles& c) { return a * b + c; }
 
-static Ints places_of_signs() {
-  Ints found = {};
-  for (int lane = 0; lane < LANES; ++lane) found[lane] = 31 - lane;
+template <class Bits, int NUMBER, int LAST> static Bits places_of_signs() {
+  Bits found = {};
+  for (int lane = 0; lane < NUMBER; ++lane) found[lane] = LAST - lane;
   return found;
 }
-static const Ints PLACES = places_of_signs();
+static const Ints PLACES = places_of_signs<Ints, LANES, 31>();
+static const Longs LONG_PLACES = places_of_signs<Longs, HALF, 63>();
 
 static inline Floats turned(const Floats& x, uint64_t signs) {
   return Floats(Ints(x) ^ (((Ints{} + int32_t(signs)) << PLACES) & INT32_MIN));
+}
+static inline Doubles turned(const Doubles& x, uint64_t signs) {
+  return Doubles(Longs(x) ^ (((Longs{} + int64_t(signs)) << LONG_PLACES) & INT64_MIN));
 }
 #endif
 
 template <class E> static E not_a_number() { return 0x7fff; }  // of both dtypes of 16 bits
 template <> float not_a_number<float>() { return std::numeric_limits<float>::quiet_NaN(); }
+template <> double not_a_number<double>() { return std::numeric_limits<double>::quiet_NaN(); }
 
 // What is found of a part beside the sums. Several of each do not wait for each other.
-struct Found {
+template <class T> struct Found {
+  typedef typename Vectors<T>::Numbers Numbers;
+  static constexpr int WIDTH = sizeof(Numbers) / sizeof(Numbers{}[0]);
+
   Doubles squares[CHAINS][2];
-  Floats least[2], greatest[2];
-  Ints nonfinite;
+  Numbers least[2], greatest[2];
+  typename Vectors<T>::Bits nonfinite;
 
   void write(int64_t length, int64_t padding, double* facts) const {
     Doubles whole = {};
@@ -80,7 +111,7 @@ struct Found {
     double power = 0, low = INFINITE, high = -INFINITE;
     int64_t others = -padding;
     for (int lane = 0; lane < HALF; ++lane) power += whole[lane];
-    for (int lane = 0; lane < LANES; ++lane) {
+    for (int lane = 0; lane < WIDTH; ++lane) {
       low = std::min(low, double(std::min(least[0][lane], least[1][lane])));
       high = std::max(high, double(std::max(greatest[0][lane], greatest[1][lane])));
       others += nonfinite[lane];
@@ -99,27 +130,47 @@ static inline void add_to(double* to, const Doubles& number) {
   put(to, sum);
 }
 
+// Adds a number to its bucket, and its square.
+template <int ONE> ALWAYS static inline void add_wide(const Doubles& wide, double* to, Doubles (*squares)[2]) {
+  add_to(to, wide);
+  squares[ONE / 2 % CHAINS][ONE % 2] = multiplied(wide, wide, squares[ONE / 2 % CHAINS][ONE % 2]);
+}
+template <int ONE> ALWAYS static inline void add_signed(const Doubles& value, double* buckets, Doubles (*squares)[2]) {
+  add_wide<ONE>(value, buckets + ONE * HALF, squares);
+}
+template <int ONE> ALWAYS static inline void add_signed(const Floats& value, double* buckets, Doubles (*squares)[2]) {
+  Doubles wide[2];
+  halves(value, wide);
+  add_wide<2 * ONE>(wide[0], buckets + ONE * LANES, squares);
+  add_wide<2 * ONE + 1>(wide[1], buckets + ONE * LANES + HALF, squares);
+}
+
+template <class T> ALWAYS static inline Floats numbers(const typename T::Type* x, const Floats&) { return load<T>(x); }
+template <class T> ALWAYS static inline Doubles numbers(const double* x, const Doubles&) {
+  Doubles found;
+  std::memcpy(&found, x, sizeof(found));
+  return found;
+}
+
 // Adds a vector of a group to its buckets. What is not finite counts as 0 if it is looked for.
-template <class T, bool LOOK, int ONE> ALWAYS static inline void add(const typename T::Type* x, uint64_t signs, double* buckets, Found& found) {
-  Floats value = load<T>(x + ONE * LANES), low = value, high = value;
+template <class T, bool LOOK, int ONE> ALWAYS static inline void add(const typename T::Type* x, uint64_t signs, double* buckets, Found<T>& found) {
+  typedef Vectors<T> V;
+  typedef typename V::Numbers Numbers;
+  constexpr int WIDTH = Found<T>::WIDTH;
+  Numbers value = numbers<T>(x + ONE * WIDTH, Numbers{}), low = value, high = value;
   if (LOOK) {
-    const Ints without = (Ints(value) & 0x7f800000) == 0x7f800000;
+    const auto without = (typename V::Bits(value) & V::EXPONENT) == V::EXPONENT;
     found.nonfinite -= without;
-    low = without ? all_floats(INFINITE) : value, high = without ? all_floats(-INFINITE) : value;
-    value = without ? Floats{} : value;
+    low = without ? Numbers{} + INFINITE : value, high = without ? Numbers{} - INFINITE : value;
+    value = without ? Numbers{} : value;
   }
   found.least[ONE % 2] = lesser(low, found.least[ONE % 2]);
   found.greatest[ONE % 2] = greater(high, found.greatest[ONE % 2]);
-  Doubles wide[2];
-  halves(turned(value, signs >> (ONE * LANES)), wide);
-  add_to(buckets + ONE * LANES, wide[0]);
-  add_to(buckets + ONE * LANES + HALF, wide[1]);
-  found.squares[ONE % CHAINS][0] = multiplied(wide[0], wide[0], found.squares[ONE % CHAINS][0]);
-  found.squares[ONE % CHAINS][1] = multiplied(wide[1], wide[1], found.squares[ONE % CHAINS][1]);
+  add_signed<ONE>(turned(value, signs >> (ONE * WIDTH)), buckets, found.squares);
 }
 
 template <class T, bool LOOK, int... ALL>
-ALWAYS static inline void add_group(const typename T::Type* x, uint64_t signs, double* buckets, Found& found, std::integer_sequence<int, ALL...>) {
+ALWAYS static inline void add_group(const typename T::Type* x, uint64_t signs, double* buckets, Found<T>& found, std::integer_sequence<int, ALL...>) {
   (add<T, LOOK, ALL>(x, signs, buckets, found), ...);  // no loop, in which the numbers would not stay in registers
 }
 
@@ -170,9 +221,10 @@ class Tables {
 
 // Adds blocks of a tensor, of which so many elements are left; writes what is found beside the sums.
 template <class T, bool LOOK> static void add_blocks(const typename T::Type* x, int64_t first, int64_t length, int64_t buckets, Tables& tables, double* facts) {
-  constexpr std::make_integer_sequence<int, AT_ONCE> all;
-  const Floats least = all_floats(INFINITE), greatest = all_floats(-INFINITE);
-  Found found = {{}, {least, least}, {greatest, greatest}, {}};
+  typedef typename Found<T>::Numbers Numbers;
+  constexpr std::make_integer_sequence<int, GROUP / Found<T>::WIDTH> all;
+  const Numbers least = Numbers{} + INFINITE, greatest = Numbers{} - INFINITE;
+  Found<T> found = {{}, {least, least}, {greatest, greatest}, {}};
   uint64_t group = first * (buckets / GROUP);
   int64_t left = length, padding = 0;
   tables.clear();

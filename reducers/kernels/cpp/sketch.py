@@ -33,14 +33,14 @@ def looped_sketches(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor] | None:
     """Return what `sketched` of `reducers.kernels.sketches` does of tensors that are stacked along the first axis, and not complex.
 
     Returns:
-        sums, float64 [rows, buckets], and facts, float64 [rows, 5]. None if there is no loop for the dtype, `xs` is not in memory
-        that may be read here, or there is no memory for the sums.
+        sums, float64 [rows, buckets], and facts, float64 [rows, 5]. None if there is no loop, `xs` is not in memory that may be
+        read here, or there is no memory for the sums.
     """
-    elements = ELEMENTS.get(xs.dtype)
-    function = sketch_for(elements) if elements is not None and can_read_values(xs) else None
+    function = sketch_for(ELEMENTS.get(xs.dtype, "Float64")) if can_read_values(xs) else None
     if function is None:
         return None
-    xs, rows = xs.resolve_neg().contiguous(), xs.shape[0]
+    xs, rows = xs.resolve_neg(), xs.shape[0]
+    xs = (xs if xs.dtype in ELEMENTS else xs.to(torch.float64)).contiguous()
     sums, facts = (torch.empty((rows, columns), dtype=torch.float64, device="cpu") for columns in (buckets, _FACTS))
     task = _Sketching(xs.data_ptr(), rows, xs.numel() // max(rows, 1), buckets, sums.data_ptr(), facts.data_ptr())
     return None if in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), xs.nbytes) else (sums, facts)

@@ -267,6 +267,7 @@ class Runs:
 
     def sketch(self, x: Tensor, axes: tuple[int, ...], told: object) -> None:
         k = self.pick.choice((64, 128, 192, 256, 1024))
+        x = x.to(self.pick.choice((x.dtype, x.dtype, torch.float64, torch.int16)))
         found = looped_sketches(x, k)
         assert found is not None, told
         self.taken["sketches"] += 1

@@ -88,11 +88,11 @@ def test_order_counts() -> None:
 
 
 def spoiled(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     flat = x.view(-1)
     flat[len(flat) // 2 :: 97] = math.nan
     flat[len(flat) // 3 :: 101] = -math.inf
-    return x
+    return x.to(dtype)
 
 
 def plain_facts(x: Tensor) -> list[float]:
@@ -110,11 +110,11 @@ def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("k", [64, 192, 1024])
 def test_the_loop_and_calls_give_the_same(k: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in ((1, 1), (1, 63), (3, 64), (2, 65), (9, 257), (2, 5000), (1, 200_001), (2, 300_007)):
-        for x in (spoiled(*shape, dtype=dtype), torch.ones(shape, dtype=dtype).mul_(-2)):
+        for x in (spoiled(*shape, dtype=dtype), torch.full(shape, -2.0).to(dtype)):
             with monkeypatch.context() as patch:
                 looped = sketches.sketched(x, k)
                 patch.setattr(sketches, "looped_sketches", lambda *_: None)
@@ -220,6 +220,14 @@ def test_distances_of_each_observation_by_itself() -> None:
     c = each.compute(laws.run(each, [xs[0], xs[1], xs[2, :30]]))
     with pytest.raises(StateMismatchError, match="of 40 and of 30"):
         sketch_distance(a, c)
+
+
+def test_numbers_whose_squares_are_too_big_are_finite() -> None:
+    x = torch.tensor([1e200, -3e200, 1.0, math.nan], dtype=torch.float64)
+    sums, facts = sketches.sketched(x[None], 64)
+    assert facts.tolist() == [[3, 1, math.inf, -3e200, 1e200]]
+    assert sums.isfinite().all()
+    assert sorted(sums.abs().flatten().tolist())[-3:] == [1, 1e200, 3e200]
 
 
 def test_it_is_linear() -> None:
