@@ -87,6 +87,15 @@ class Apart:
         )
         return None if one is None or two is None or one.shape != two.shape else (one, two)
 
+    def calls(self, place: TrackName, index: int) -> tuple[int, int]:
+        """How often a common step saw a place in each run."""
+        other = self.matched.places.get(place)
+        tracks = (self.a.tracks.get(place), None if other is None else self.b.tracks.get(other))
+        one, two = (
+            0 if track is None else int(_calls(track, at[index : index + 1])[1]) for track, at in zip(tracks, self._at, strict=True)
+        )
+        return one, two
+
     @cached_property
     def by_role(self) -> Mapping[str, Mapping[str, Mapping[str, Gap]]]:
         """All gaps by role, module and leaf."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -15,6 +15,7 @@ from recorders.recordings.recording import Recording
 from recorders.watch.divergence.distance import Tolerance
 from recorders.watch.divergence.runs.answer import Growth, RunDivergence
 from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, or_zero
+from recorders.watch.divergence.runs.gradients import holders, switched
 from recorders.watch.divergence.runs.matching import matched
 from recorders.watch.divergence.runs.run import TrackName, run_of
 from recorders.watch.timeline import Timeline
@@ -27,6 +28,9 @@ GAIN = 16.0
 _OPERATORS = 4  # that a module without modules in it calls
 _STEPWISE = 4.0  # how many times the distance of a number may grow from one tick to the next
 _SPREAD = 4.0  # how many times the noise of a repeat may be exceeded
+_SMOOTH = ("Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "GroupNorm", "RMSNorm")
+"""Layers whose gradients of parameters have no threshold in them."""
+
 _RATIO = 0.02  # of a difference that is no multiple, which is left if it is called a multiple
 
 
@@ -118,8 +122,19 @@ class _Search:
     def _at(self, step: int) -> RunDivergence | None:
         for look in (self._numbers, self._input, self._parameters, self._forward, self._backward, self._update):
             for found in look(step):
-                return found.with_(step=self.apart.steps[step])
+                return self._or_its_calls(found, step).with_(step=self.apart.steps[step])
         return None
+
+    def _or_its_calls(self, found: RunDivergence, step: int) -> RunDivergence:
+        """The answer, or that a step has other numbers of batches: what comes after is told only if it is no noise."""
+        places = [place for place in self.apart.a.tracks if place[:2] == ("input", "")]
+        if found.phase not in ("forward", "backward", "update") or not places:
+            return found
+        here, there = self.apart.calls(places[0], step)
+        if here == there:
+            return found
+        differs = f"how often the net is called in a step: {there} times, and {here} in the first run"
+        return RunDivergence("input", 0, "", "", found.distance, found.allowed, differs=differs)
 
     # What is noise
 
@@ -188,7 +203,7 @@ class _Search:
                 found.append(f"{what}, bit for bit")
             elif seen:
                 far = float(joint(seen, self.count)[step])
-                found.append(f"{what}, up to {far:.1g}")
+                found.append(f"{what}, up to {far:.1g}" if far else f"{what}, in another order")
         return tuple(found)
 
     # The phases of a step
@@ -244,9 +259,26 @@ class _Search:
                         multiple = _multiple(gap.first[0], gap.second[0])
                         differs = f"its first value{multiple}" if multiple else "its first value"
                         found.append(self._one("parameters", module, leaf, apart, allowed, differs))
+        found += self._missing()
         if found:
             number = len({place[1:] for place in self.apart.a.tracks if place.role in ("weight", "weight before")})
             yield found[0].with_(notes=_others(found, number, "parameters differ"))
+
+    def _missing(self) -> Iterator[RunDivergence]:
+        """Parameters that a module of the same class does not have in the other run."""
+        a, b = self.apart.a, self.apart.b
+        for module, other in self.apart.matched.modules.items():
+            own, others = a.of("weight before", module), b.of("weight before", other)
+            if not own or not others or a.modules[module].kind != b.modules[other].kind:
+                continue
+            partners = {
+                self.apart.matched.places[place].leaf: leaf
+                for leaf in own
+                if (place := TrackName("weight before", module, leaf)) in self.apart.matched.places
+            }
+            for leaf, which in [(leaf, "second") for leaf in own] + [(leaf, "first") for leaf in others]:
+                if leaf not in (partners.values() if which == "second" else partners):
+                    yield self._one("parameters", module, leaf, math.inf, 0.0, f"the {which} run does not have it")
 
     def _unrecorded(self, step: int) -> Iterator[RunDivergence]:
         """Parameters that came apart in steps that were not recorded: by what rounding allows in so many steps, or more."""
@@ -265,12 +297,11 @@ class _Search:
             yield found[0].with_(notes=_others(found, len(gaps), "parameters differ"))
 
     def _forward(self, step: int) -> Iterator[RunDivergence]:
-        found = {}
-        for module in self.apart.by_role.get("output", {}):
-            apart = self.apart.of("output", module)
-            allowed = self._allowed("output", module, self._inputs[module], self._weights[module])
-            if float(or_zero(apart)[step]) > float(allowed[step]):
-                found[module] = float(apart[step]), float(allowed[step])
+        found = {
+            module: (far, most)
+            for module, *judged in self._outputs
+            if (far := float(judged[0][step])) > (most := float(judged[1][step]))
+        }
         name = next(iter(_innermost(found)), None)
         if name is None:
             yield from self._between(step)
@@ -281,6 +312,18 @@ class _Search:
         if any(other.startswith(f"{name}." if name else "") and other != name for other in self.apart.by_role["output"]):
             differs += self._inside(name, step)
         yield self._one("forward", name, "", *found[name], differs).with_(equal=self._came_in(name, step))
+
+    @cached_property
+    def _outputs(self) -> Sequence[tuple[str, Tensor, Tensor]]:
+        """How far what each module returns is apart, and what is allowed."""
+        return [
+            (
+                module,
+                or_zero(self.apart.of("output", module)),
+                self._allowed("output", module, self._inputs[module], self._weights[module]),
+            )
+            for module in self.apart.by_role.get("output", {})
+        ]
 
     def _inside(self, name: str, step: int) -> str:
         """Where in the code of a module it is, if no module in it makes the difference."""
@@ -306,39 +349,91 @@ class _Search:
                 before = torch.maximum(before, apart)
 
     def _backward(self, step: int) -> Iterator[RunDivergence]:
-        found: dict[str, tuple[float, float]] = {}
-        words: dict[str, str] = {}
-        came = self.apart.of("gradient", "")
-        allowed = self._allowed("gradient", "", self.apart.of("output", ""), self._inputs.get("", came))
-        if float(or_zero(came)[step]) > float(allowed[step]):
+        came, allowed = self._of_loss
+        if float(came[step]) > float(allowed[step]) and not self._same_gradients(step):
             multiple = self._multiple_of("gradient", "", step)
             differs = f"the gradient of what it returns{multiple}: the loss, or its target"
             yield self._one("backward", "", "", float(came[step]), float(allowed[step]), differs)
             return
+        found = {
+            place: (far, most)
+            for place, *judged in self._gradients
+            if (far := float(judged[0][step])) > (most := float(judged[1][step]))
+        }
+        if self._is_after_backward(found, step):
+            yield self._handed_over(found, step)
+        elif found:
+            name = list(_innermost(dict.fromkeys(place.module for place in found)))[-1]
+            place = next(place for place in found if place.module == name)
+            gap = self.apart.by_role[place.role][name][place.leaf]
+            what = "the gradient of its input" if place.role == "input gradient" else f"the gradient of {place.leaf}"
+            differs = what + (self._lacks(place, step) or _multiple(gap.first[step], gap.second[step]))
+            yield self._one("backward", name, "", *found[place], differs).with_(equal=self._came_in(name, step))
+
+    @cached_property
+    def _of_loss(self) -> tuple[Tensor, Tensor]:
+        """How far the gradient of what the net returns is apart, and what is allowed."""
+        allowed = self._allowed("gradient", "", self.apart.of("output", ""), self._inputs.get("", self.apart.of("input", "")))
+        return or_zero(self.apart.of("gradient", "")), allowed + self._turned.get("", 0.0)
+
+    @cached_property
+    def _gradients(self) -> Sequence[tuple[TrackName, Tensor, Tensor]]:
+        """How far each gradient that a module makes is apart, and what is allowed, module by module in the order of the net."""
         reaches: dict[str, Tensor] = {}
         for module in self.modules:
             own = self.apart.of("gradient", module)
             outer = reaches.get(module.rpartition(".")[0] if module else "")
             reaches[module] = own if outer is None or not bool(own.isnan().all()) else outer
-            before = (reaches[module], self._inputs[module], self.apart.of("output", module), self._weights[module])
-            for role, what in (("input gradient", "the gradient of its input"), ("weight gradient", "the gradient of {}")):
+        came = {
+            module: (reaches[module], self._inputs[module], self.apart.of("output", module), self._weights[module])
+            for module in self.modules
+        }
+        held = holders(self.apart.a)
+        found = []
+        for module in self.modules:
+            for role in ("input gradient", "weight gradient"):
                 for leaf, gap in self.apart.by_role.get(role, {}).get(module, {}).items():
-                    apart = or_zero(self.apart.relative(role, module, gap))
-                    limit = self._allowed(role, module, *before)
-                    if float(apart[step]) > float(limit[step]) and module not in found:
-                        found[module] = float(apart[step]), float(limit[step])
-                        which = self._lacks(role, module, leaf, step)
-                        words[module] = what.format(leaf) + (which or _multiple(gap.first[step], gap.second[step]))
-        if found:
-            name = list(_innermost(found))[-1]
-            yield self._one("backward", name, "", *found[name], words[name]).with_(equal=self._came_in(name, step))
+                    place = TrackName(role, module, leaf)
+                    before = [came[holder] for holder in held.get(place, [module])]
+                    allowed = self._allowed(role, module, *(apart for each in before for apart in each))
+                    if role == "input gradient" or self.modules[module].kind not in _SMOOTH:
+                        allowed = allowed + self._turned[module]
+                    found.append((place, or_zero(self.apart.relative(role, module, gap)), allowed))
+        return found
 
-    def _lacks(self, role: str, module: str, leaf: str, step: int) -> str:
+    @cached_property
+    def _turned(self) -> Mapping[str, Tensor]:
+        return switched(self.apart)
+
+    def _same_gradients(self, step: int) -> bool:
+        """Whether gradients of parameters agree: then a loss that is scaled, as for float16, was unscaled before the step."""
+        gaps = [gap for gap in self._below("weight gradient", "") if bool(gap.known[step])]
+        came = (self.apart.of("output", ""), joint(self._below("weight", ""), self.count))
+        allowed = self._allowed("weight gradient", "", *came) + self._turned.get("", 0.0)
+        return bool(gaps) and float(joint(gaps, self.count)[step]) <= float(allowed[step])
+
+    def _is_after_backward(self, found: Mapping[TrackName, object], step: int) -> bool:
+        """Whether most gradients of parameters differ as the optimizer gets them, and none that goes through the net."""
+        weights = [place for place, *_ in self._gradients if place.role == "weight gradient"]
+        through = [gap for gaps in self.apart.by_role.get("gradient", {}).values() for gap in gaps.values()]
+        seen = any(bool(gap.known[step]) for gap in through)
+        return seen and all(place.role == "weight gradient" for place in found) and len(found) > len(weights) / 2
+
+    def _handed_over(self, found: Mapping[TrackName, tuple[float, float]], step: int) -> RunDivergence:
+        """Gradients that were made alike, and differ in the optimizer."""
+        place = next(iter(found))
+        gap = self.apart.by_role[place.role][place.module][place.leaf]
+        multiple = _multiple(gap.first[step], gap.second[step])
+        differs = f"its gradient as the optimizer gets it{multiple}: clipped, scaled, summed or averaged after the backward"
+        equal = ("the gradients that go through the net",)
+        notes = (f"{len(found)} gradients of parameters differ",)
+        return self._one("update", place.module, place.leaf, *found[place], differs).with_(equal=equal, notes=notes)
+
+    def _lacks(self, place: TrackName, step: int) -> str:
         """Which run has no such gradient."""
-        gap = self.apart.by_role[role][module][leaf]
+        gap = self.apart.by_role[place.role][place.module][place.leaf]
         if not bool(gap.absolute[step].isinf()):
             return ""
-        place = TrackName(role, module, leaf)
         own, at = self.apart.a.tracks[place], self.apart.steps[step]
         here = bool((own.steps == list(self.apart.a.steps).index(at)).any())
         other = self.apart.b.tracks[self.apart.matched.places[place]]
