@@ -119,7 +119,7 @@ def _without_steps(source: Recording | Timeline) -> Recording | Timeline:
     """A recording without what it lists step by step, of which the differences of every number say nothing more."""
     if not isinstance(source, Recording) or not tells_steps(source):
         return source
-    kept = {name: part for name, part in source.items() if part.monitor != "StepMonitor"}
+    kept = {name: part for name, part in source.items() if part.monitor != "StepMonitor" and part.samples}
     return Recording({name: part for name, part in kept.items() if not tells_steps(Recording({name: part}))})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -65,7 +66,8 @@ class Apart:
         in_b = {step: index for index, step in enumerate(b.steps)}
         common = [(index, in_b[step]) for index, step in enumerate(a.steps) if step in in_b]
         self.steps: Sequence[int] = [a.steps[index] for index, _ in common]
-        self._at = tuple(torch.tensor([pair[which] for pair in common], dtype=torch.int64) for which in (0, 1))
+        of_a, of_b = ([pair[which] for pair in common] for which in (0, 1))
+        self._at = torch.tensor(of_a, dtype=torch.int64), torch.tensor(of_b, dtype=torch.int64)
         self._gaps: dict[TrackName, Gap | None] = {}
 
     def gap(self, place: TrackName) -> Gap | None:
@@ -73,14 +75,39 @@ class Apart:
         if place not in self._gaps:
             other = self.matched.places.get(place)
             here, there = self.a.tracks[place], None if other is None else self.b.tracks.get(other)
-            self._gaps[place] = None if there is None else _gap(here, there, *self._at)
+            self._gaps[place] = None if there is None else _gap(here, there, self._at, self._is_permuted(place))
         return self._gaps[place]
+
+    def _is_permuted(self, place: TrackName) -> bool:
+        """Whether a parameter has the same numbers in both runs, in another order: one is transposed. Then only norms compare."""
+        module, leaf = place.module, place.leaf
+        if not place.role.startswith(("weight", "state ")) or self._is_same_class(module):
+            return False
+        if (module, leaf) not in self._permuted:
+            self._permuted[module, leaf] = False
+            for role in ("weight before", "weight"):
+                own = TrackName(role, module, leaf)
+                here = self.a.tracks.get(own)
+                there = self.b.tracks.get(self.matched.places[own]) if own in self.matched.places else None
+                if here is not None and there is not None and len(here) and len(there):
+                    self._permuted[module, leaf] = _holds_the_same(here, there)
+                    break
+        return self._permuted[module, leaf]
+
+    def _is_same_class(self, module: str) -> bool:
+        """Whether a module has the same class in both runs: then it has its parameters in the same order, or it is a fault."""
+        own, other = (run.modules.get(name) for run, name in ((self.a, module), (self.b, self.matched.modules.get(module, ""))))
+        return own is not None and other is not None and own.kind == other.kind != ""
+
+    @cached_property
+    def _permuted(self) -> dict[tuple[str, str], bool]:
+        return {}
 
     def moved(self, module: str, leaf: str, index: int) -> tuple[Tensor, Tensor] | None:
         """By how much a common step moved a parameter in each run, as sketches; None if that is not known."""
         place = TrackName("weight", module, leaf)
         other = self.matched.places.get(place)
-        if place not in self.a.tracks or other is None:
+        if place not in self.a.tracks or other is None or self._is_permuted(place):
             return None
         one, two = (
             _moved(run, at, int(steps[index])) for run, at, steps in ((self.a, place, self._at[0]), (self.b, other, self._at[1]))
@@ -208,9 +235,16 @@ def joint(gaps: Iterable[Gap], steps: int) -> Tensor:
     return torch.where(known, apart, torch.nan)
 
 
-def _gap(a: Track, b: Track, at_a: Tensor, at_b: Tensor) -> Gap:
-    steps = len(at_a)
-    (start_a, calls_a), (start_b, calls_b) = (_calls(track, at) for track, at in ((a, at_a), (b, at_b)))
+def _holds_the_same(a: Track, b: Track) -> bool:
+    """Whether the first of each holds the same numbers in another order, as far as their squares tell."""
+    same_norm = math.isclose(float(a.norm[0]), float(b.norm[0]), rel_tol=1e-12)
+    apart = float(torch.linalg.vector_norm(a.sketch[0] - b.sketch[0])) if a.sketch.shape == b.sketch.shape else 0.0
+    return bool(a.count[0] == b.count[0]) and same_norm and apart > 0.1 * float(a.norm[0])
+
+
+def _gap(a: Track, b: Track, steps_of: tuple[Tensor, Tensor], by_norm: bool) -> Gap:
+    steps = len(steps_of[0])
+    (start_a, calls_a), (start_b, calls_b) = (_calls(track, at) for track, at in zip((a, b), steps_of, strict=True))
     sketches = [torch.zeros((steps, track.sketch.shape[1]), dtype=torch.float64) for track in (a, b)]
     numbers = [torch.full((steps,), value, dtype=torch.float64) for value in (torch.nan, 0.0, 0.0)]
     found = Gap(numbers[0], numbers[1], sketches[0], sketches[1], torch.ones(steps, dtype=torch.bool), numbers[2])
@@ -222,6 +256,8 @@ def _gap(a: Track, b: Track, at_a: Tensor, at_b: Tensor) -> Gap:
         chosen = (calls > call).nonzero()[:, 0]
         here, there = a.at(start_a[chosen] + call), b.at(start_b[chosen] + call)
         absolute, same = _distances(here, there)
+        if by_norm:
+            absolute = (here.norm - there.norm).abs()
         found.absolute[chosen] = torch.fmax(found.absolute[chosen], absolute)
         found.length[chosen] = torch.fmax(found.length[chosen], torch.fmax(here.norm, there.norm))
         found.first[chosen], found.second[chosen] = here.sketch, there.sketch

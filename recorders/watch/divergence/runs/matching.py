@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from recorders.errors import SelectionError
 from recorders.recordings.display import listed, shown_name
@@ -11,6 +15,9 @@ from recorders.watch.divergence.pairing import Pairs
 from recorders.watch.divergence.runs.run import Module, RunTracks, TrackName
 
 __all__ = ["Matched", "matched"]
+
+_NEAR = 0.2
+"""How far what two modules get, and what they return, may be apart together: those with one fault are nearer, others farther."""
 
 _WEIGHTS = ("weight", "weight before", "weight after", "weight gradient")
 
@@ -32,8 +39,9 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
     """Match two runs.
 
     Modules belong together, in this order of preference, if `names` says so, of them or of what they are in; if name, class and
-    sizes of outputs are the same; if their first parameters are equal; if class and sizes are the same, in the order of the
-    net; if their first outputs have equal norms; if only the names are the same. Parameters, if their names or sizes are the same.
+    sizes of outputs are the same; if their first parameters are equal; if they get and return nearly the same at first; if class
+    and sizes are the same, in the order of the net; if only the names are the same. Parameters, if their names, or their sizes and
+    norms, are the same.
 
     Raises:
         SelectionError: a name in `names` does not exist.
@@ -46,10 +54,9 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
     if "" in a.modules and "" in b.modules:
         pairs.add(list(a.modules).index(""), list(b.modules).index(""))
     pairs.match(lambda module: module.weights or None, once=True)
+    _add_nearest(pairs, a, b)
     pairs.in_order(lambda module: (module.kind, module.sizes))
     pairs.match(lambda module: (module.kind, module.sizes), once=True)
-    pairs.match(_computes, once=True)
-    pairs.in_order(lambda module: module.sizes)
     pairs.match(lambda module: module.name)
     modules = {pairs.a[first].name: pairs.b[second].name for first, second in sorted(pairs.found.items())}
     places: dict[TrackName, TrackName] = {}
@@ -63,6 +70,44 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
                 places[place] = TrackName(place.role, other, leaf)
     _one_leaf(a, b, modules, places)
     return Matched(modules, places)
+
+
+class _Seen(NamedTuple):
+    """What a module got and returned first: sizes and sketches, -1 and nothing if it got no tensor."""
+
+    sizes: tuple[int, int]
+    sketches: tuple[Tensor, Tensor]
+
+
+def _add_nearest(pairs: Pairs[Module], a: RunTracks, b: RunTracks) -> None:
+    """Pairs modules of which each gets and returns what is nearest to that of the other, and near enough to be the same."""
+    seen_a = {index: _first_seen(a, module) for index, module in enumerate(pairs.a) if index not in pairs.found}
+    taken = set(pairs.found.values())
+    seen_b = {index: _first_seen(b, module) for index, module in enumerate(pairs.b) if index not in taken}
+    far: list[tuple[float, int, int]] = []
+    for first, own in seen_a.items():
+        for second, other in seen_b.items():
+            if own is not None and other is not None and own.sizes == other.sizes:
+                apart = sum(map(_apart, own.sketches, other.sketches))
+                far += [(apart, first, second)] if apart < _NEAR else []
+    for _, first, second in sorted(far):
+        pairs.add(first, second)
+
+
+def _first_seen(run: RunTracks, module: Module) -> _Seen | None:
+    """None if it returned no tensor."""
+    got, returned = (
+        next((track for track in run.of(role, module.name).values() if len(track)), None) for role in ("input", "output")
+    )
+    if returned is None:
+        return None
+    sketches = torch.zeros(0) if got is None else got.sketch[0], returned.sketch[0]
+    return _Seen((-1 if got is None else int(got.count[0]), int(returned.count[0])), sketches)
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    longer = max(float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b)))
+    return float(torch.linalg.vector_norm(a - b)) / longer if longer else 0.0
 
 
 def _one_leaf(a: RunTracks, b: RunTracks, modules: Mapping[str, str], places: dict[TrackName, TrackName]) -> None:
@@ -97,10 +142,6 @@ def _parameters(run: RunTracks, module: str) -> dict[str, Hashable]:
         if place.module == module and place.role in ("weight", "weight before") and len(track):
             found[place.leaf] = int(track.count[0]), f"{float(track.norm[0]):.2g}"
     return found
-
-
-def _computes(module: Module) -> Hashable:
-    return (module.sizes, module.lengths) if module.sizes else None
 
 
 def _is_in(name: str, names: Mapping[str, str]) -> bool:

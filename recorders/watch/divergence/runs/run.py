@@ -77,14 +77,12 @@ class Module:
         name: "" is the net.
         kind: its class; "" if it is not known.
         sizes: elements of the first of each output.
-        lengths: norms of these, in two digits.
         weights: elements and norm of each of its parameters as they were first, in two digits.
     """
 
     name: str
     kind: str
     sizes: tuple[int, ...]
-    lengths: tuple[str, ...]
     weights: tuple[tuple[int, str], ...]
 
 
@@ -139,7 +137,8 @@ def _of_recording(recording: Recording) -> RunTracks:
             kinds.setdefault(module, part.module)
     steps, unit = _steps(recording, found)
     tracks = {place: _track(values, len(steps)) for place, values in found.items()}
-    names = dict.fromkeys([*kinds, *(place.module for place in tracks)])
+    seen = dict.fromkeys(place.module for place in tracks)
+    names = [*(name for name in kinds if name in seen), *(name for name in seen if name not in kinds)]
     return RunTracks(steps, unit, tracks, {name: _module(name, kinds.get(name, ""), tracks) for name in names})
 
 
@@ -221,7 +220,6 @@ def _module(name: str, kind: str, tracks: Mapping[TrackName, Track]) -> Module:
         name,
         kind,
         tuple(int(track.count[0]) for track in outputs),
-        tuple(_rounded(track.norm[0]) for track in outputs),
         tuple(sorted(weights.values())),
     )
 
@@ -239,7 +237,7 @@ def _of_timeline(timeline: Timeline) -> RunTracks:
         found = _track({"sketch": sketch}, 0)
         steps = torch.tensor([at[tick] for tick in own], dtype=torch.int64)
         tracks[TrackName("value", name, statistic)] = Track(**{**vars(found), "steps": steps})
-    return RunTracks(ticks, "tick", tracks)
+    return RunTracks(ticks, "tick", tracks, {place.module: Module(place.module, "", (), ()) for place in tracks})
 
 
 def _series(timeline: Timeline) -> Iterator[tuple[str, str, tuple[Sequence[int], Sequence[float]]]]:

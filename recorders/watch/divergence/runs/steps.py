@@ -32,11 +32,11 @@ def bisect_steps(
             returns what `presets.fingerprints(every)` recorded from step `start` on.
         equal: a step before which the runs are equal.
         apart: a later step at which they are not.
-        most: steps that are recorded in one replay, at least 2.
+        most: steps that are recorded in one replay, at least 3: each replay then halves the part.
         names: see `divergence`.
 
     Raises:
-        ValueError: `apart` does not come after `equal`, or `most` is less than 2.
+        ValueError: `apart` does not come after `equal`, or `most` is less than 3.
 
     Returns:
         the answer of `divergence` for the last replay, with the step counted from the beginning of the run; false if the replays
@@ -65,8 +65,8 @@ def bisect_steps(
         raise ValueError(
             f"bisect_steps(equal={equal}, apart={apart}): the runs are equal before one step, and differ at a later one"
         )
-    if most < 2:
-        raise ValueError(f"bisect_steps(most={most}): two steps of a replay at least are recorded")
+    if most < 3:
+        raise ValueError(f"bisect_steps(most={most}): three steps of a replay at least are recorded, one between two others")
     while True:
         every = max(1, math.ceil((apart - equal) / (most - 1)))
         stop = equal + every * math.ceil((apart - equal) / every)
