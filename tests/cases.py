@@ -23,7 +23,7 @@ from references_distributions import (
     quantiles,
     reservoir,
 )
-from references_hashing import digest, sketch
+from references_hashing import digest, fingerprints, sketch
 from references_temporal import (
     differences,
     ema,
@@ -62,6 +62,7 @@ from reducers import (
     DistinctCount,
     EveryNth,
     Extremes,
+    Fingerprints,
     First,
     FirstNonfinite,
     Fold,
@@ -481,6 +482,7 @@ CASES = (
     Case(Digest(), digest, dtypes=(torch.float64, torch.complex128), splittable=False, left_out=SHOWN),
     Case(Sketch(k=64), sketch(64), dtypes=REAL + COMPLEX, splittable=False),
     Case(Sketch(k=128), sketch(128), trailing=(50, 3), splittable=False),
+    Case(Fingerprints(), fingerprints, dtypes=(torch.float64, torch.complex128), splittable=False, graphs=8, left_out=SHOWN),
     Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False, left_out=SHOWN),
     Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False, left_out=SHOWN),
     Case(Fold(larger_and_stacked), np.concatenate, data=False, left_out=SHOWN),

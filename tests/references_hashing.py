@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from references_distributions import mixed
 
-__all__ = ["digest", "sketch"]
+__all__ = ["digest", "fingerprints", "sketch"]
 
 Array = NDArray[Any]
 Observations = list[Array]
@@ -57,3 +57,16 @@ def sketch(k: int) -> Callable[[Observations], dict[str, Any]]:
         return {"sketch": sums, "norm": np.sqrt((rest**2).sum()), "min": ends[0], "max": ends[1], "count": len(rest)}
 
     return reference
+
+
+def fingerprints(xs: Observations) -> dict[str, Any]:
+    """That of float64 or complex128: a digest and a sketch of each."""
+    each = [{**digest([x]), **sketch(64)([x])} for x in xs]
+    finite = [np.isfinite(np.ascontiguousarray(x).view(np.float64)) for x in xs]
+    return {
+        "digest": [one["digest"] for one in each],
+        "sketch": np.array([one["sketch"] for one in each]),
+        "norm": np.array([one["norm"] for one in each]),
+        "nonfinite": [int((~one).sum()) for one in finite],
+        "count": [int(one.sum()) for one in finite],
+    }

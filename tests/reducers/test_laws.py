@@ -20,6 +20,7 @@ import reducers
 from reducers import (
     Digest,
     Extremes,
+    Fingerprints,
     Fold,
     Geometry,
     HeavyHitters,
@@ -268,7 +269,7 @@ def test_inside_transforms(case: Case, size: int) -> None:
 
 
 ENDS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
-NOT_THE_SAME = (HeavyHitters, Reservoir, Digest)
+NOT_THE_SAME = (HeavyHitters, Reservoir, Digest, Fingerprints)
 """Which of several that are equally good they keep is not that of the reference; or it cannot tell the dtype from the numbers."""
 
 

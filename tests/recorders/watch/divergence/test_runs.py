@@ -365,9 +365,11 @@ def test_diff_draws_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     for run, name in (("first", "a"), ("second", "b")):
         replay(run, 0, 60, 20).save(name)
-    (tmp_path / "again.py").write_text(f"import sys\nsys.path[:0] = [{str(Path(__file__).parent)!r}]\nfrom test_runs import replay\n")
+    folder = str(Path(__file__).parent)
+    (tmp_path / "again.py").write_text(f"import sys\nsys.path[:0] = [{folder!r}]\nfrom test_runs import replay\n")
     assert main(["diff", "a", "b", "--picture", "growth.png"]) == 0
-    assert capsys.readouterr().out.startswith("The runs part in a step that was not recorded, before they differ in weight, at step 40.")
+    first = "The runs part in a step that was not recorded, before they differ in weight, at step 40."
+    assert capsys.readouterr().out.startswith(first)
     assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["diff", "a", "b", "--bisect-steps", "again.py:replay"]) == 0
     assert "the runs part in the update of weight, at step 37" in capsys.readouterr().out
