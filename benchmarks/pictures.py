@@ -35,7 +35,7 @@ import table
 import torch
 from torch import nn
 
-from recorders import Inspector, Timeline, lenses, load, overview, replay, visualizers
+from recorders import Inspector, Timeline, divergence, lenses, load, overview, presets, replay, visualizers
 from recorders.watch.charts import charts_of
 from recorders.watch.visualizers import html as html_pages
 
@@ -251,10 +251,30 @@ def of_board() -> str:
     return "\n".join(f"{view.title}: {', '.join(view.layers)}" for view in charts_of(run(0.04)))
 
 
+def parted() -> Any:
+    """Two trainings of a transformer, of which the second has another eps in one of its norms, and where they part."""
+    runs = []
+    for eps in (1e-5, 1e-3):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        net = nn.Sequential(nn.Linear(8, 32), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(32, 1))
+        net[1].layers[2].norm1.eps = eps  # type: ignore[union-attr,index]
+        optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+        with presets.fingerprints().modules(net) as recorder:
+            for _ in range(40):
+                x = torch.randn(16, 10, 8)
+                nn.functional.mse_loss(net(x)[..., 0], x.prod(-1)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        runs.append(recorder)
+    return divergence(*runs).figure()
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
     "bands.png": lambda: figure("Output Gradient Norm"),
     "heat.png": lambda: figure("Output Gradient Norm", 0.001, depth=40),
     "comparison.png": lambda: figure("Mean Output Norm Comparison"),
+    "divergence.png": parted,
     **{name: partial(preset_pictures.drawn, heading) for name, heading in preset_pictures.PICTURES.items()},
 }
 MEASURED: dict[str, tuple[str, Callable[[], Any]]] = {"costs.png": ("peers", table.figure), "scale.png": ("scale", scale.figure)}

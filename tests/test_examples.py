@@ -13,9 +13,9 @@ from paths import ROOT
 pytest.importorskip("sklearn")
 
 EXAMPLES = ROOT / "examples"
-ARGUMENTS = {"digits.py": ["out", "1"], "inspect_gradients.py": ["out"]}
+ARGUMENTS = {"digits.py": ["out", "1"], "inspect_gradients.py": ["out"], "rewrite.py": ["rewrite", "out"]}
 """What keeps a script small, or tells it where to write; the others get none."""
-NEEDED = {"map_reduce_with_dask.py": "dask"}
+NEEDED = {"map_reduce_with_dask.py": "dask", "rewrite.py": "transformers"}
 """Libraries that the test command does not install; `.ci/run` does."""
 
 
