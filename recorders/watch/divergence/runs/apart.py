@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,12 +13,13 @@ from torch import Tensor
 from recorders.watch.divergence.runs.matching import Matched
 from recorders.watch.divergence.runs.run import RunTracks, Track, TrackName
 
-__all__ = ["Apart", "Gap", "joint", "largest", "or_zero"]
+__all__ = ["Apart", "Gap", "joint", "largest", "multiple", "or_zero"]
 
 _GRADIENTS = ("gradient", "input gradient", "weight gradient")
 _TINY = 1e-3  # of the largest gradient in the net: smaller ones are compared with this much of it
 _CANCELLED = 1e-2  # of the gradient that reaches a module: what it hands on is compared with this much of it at least
 _SUMMED = 0.3  # and the gradient of a parameter; a sum over samples that cancels, as for a bias of keys, is rounding alone
+_RATIO = 0.02  # of a difference that is no multiple, which is left if it is called a multiple
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,28 @@ class Apart:
         gaps = self.by_role.get(role, {}).get(module, {})
         return or_zero(largest((gap.length for gap in gaps.values()), len(self.steps))) if gaps else None
 
+    def other_dtypes(self) -> Iterator[str]:
+        """Modules whose output has another dtype in the second run: its rounding is noise, so this is only noted."""
+        for module, gaps in self.by_role.get("output", {}).items():
+            for leaf in gaps:
+                place = TrackName("output", module, leaf)
+                own, other = self.a.tracks[place].eps, self.b.tracks[self.matched.places[place]].eps
+                if len(own) and len(other) and float(own[0]) != float(other[0]):
+                    yield module
+                    break
+
+    def first_unlike_bits(self) -> tuple[int, str] | None:
+        """The first step, and in it the first place, at which bits differ."""
+        best: tuple[int, str] | None = None
+        words = {"input": "what {} gets", "output": "what {} returns", "gradient": "the gradient of what {} returns"}
+        for role, modules in self.by_role.items():
+            for module, gaps in modules.items():
+                for gap in gaps.values():
+                    unlike = (gap.known & ~gap.same).nonzero()
+                    if len(unlike) and (best is None or int(unlike[0]) < best[0]):
+                        best = int(unlike[0]), words.get(role, f"the {role} of {{}}").format(module or "the net")
+        return best
+
     @cached_property
     def eps(self) -> float:
         """The coarsest dtype of outputs and weights of both runs, as its distance of numbers."""
@@ -208,6 +231,18 @@ def _with_gradients(a: RunTracks, b: RunTracks, matched: Matched) -> tuple[RunTr
             if place not in tracks_a:
                 tracks_a[place], places[place] = track.at(torch.arange(0)), other
     return replace(a, tracks=tracks_a), replace(b, tracks=tracks_b), Matched(modules, places)
+
+
+def multiple(first: Tensor, second: Tensor) -> str:
+    """Whether the second sketch is a multiple of the first, in words; "" if it is not."""
+    long = float(first @ first)
+    if not len(first) or long == 0 or not bool(second.isfinite().all()):
+        return ""
+    times = float(first @ second) / long
+    left = float(torch.linalg.vector_norm(second - times * first))
+    if times == 1 or left > _RATIO * abs(times - 1) * math.sqrt(long):
+        return ""
+    return " is 0, and not in the first run" if times == 0 else f" is {times:.3g} times that of the first run"
 
 
 def or_zero(x: Tensor) -> Tensor:

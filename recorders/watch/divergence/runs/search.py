@@ -11,10 +11,11 @@ from torch import Tensor
 
 from recorders.errors import SelectionError
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording
 from recorders.watch.divergence.distance import Tolerance
 from recorders.watch.divergence.runs.answer import Growth, RunDivergence
-from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, or_zero
+from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, multiple, or_zero
 from recorders.watch.divergence.runs.gradients import holders, switched
 from recorders.watch.divergence.runs.matching import matched
 from recorders.watch.divergence.runs.run import TrackName, run_of
@@ -30,8 +31,6 @@ _STEPWISE = 4.0  # how many times the distance of a number may grow from one tic
 _SPREAD = 4.0  # how many times the noise of a repeat may be exceeded
 _SMOOTH = ("Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "GroupNorm", "RMSNorm")
 """Layers whose gradients of parameters have no threshold in them."""
-
-_RATIO = 0.02  # of a difference that is no multiple, which is left if it is called a multiple
 
 
 def divergence(
@@ -256,8 +255,8 @@ class _Search:
                     apart = float(or_zero(gap.relative())[0])
                     allowed = 2 * self.apart.eps if self.repeat is None else 0.0
                     if apart > allowed and _path(module, leaf) not in [one.name for one in found]:
-                        multiple = _multiple(gap.first[0], gap.second[0])
-                        differs = f"its first value{multiple}" if multiple else "its first value"
+                        times = multiple(gap.first[0], gap.second[0])
+                        differs = f"its first value{times}"
                         found.append(self._one("parameters", module, leaf, apart, allowed, differs))
         found += self._missing()
         if found:
@@ -307,8 +306,8 @@ class _Search:
             yield from self._between(step)
             return
         gaps = self.apart.by_role["output"][name]
-        multiple = next((text for gap in gaps.values() if (text := _multiple(gap.first[step], gap.second[step]))), "")
-        differs = f"its output{multiple}"
+        times = next((text for gap in gaps.values() if (text := multiple(gap.first[step], gap.second[step]))), "")
+        differs = f"its output{times}"
         if any(other.startswith(f"{name}." if name else "") and other != name for other in self.apart.by_role["output"]):
             differs += self._inside(name, step)
         yield self._one("forward", name, "", *found[name], differs).with_(equal=self._came_in(name, step))
@@ -351,8 +350,8 @@ class _Search:
     def _backward(self, step: int) -> Iterator[RunDivergence]:
         came, allowed = self._of_loss
         if float(came[step]) > float(allowed[step]) and not self._same_gradients(step):
-            multiple = self._multiple_of("gradient", "", step)
-            differs = f"the gradient of what it returns{multiple}: the loss, or its target"
+            times = self._multiple_of("gradient", "", step)
+            differs = f"the gradient of what it returns{times}: the loss, or its target"
             yield self._one("backward", "", "", float(came[step]), float(allowed[step]), differs)
             return
         found = {
@@ -367,7 +366,7 @@ class _Search:
             place = next(place for place in found if place.module == name)
             gap = self.apart.by_role[place.role][name][place.leaf]
             what = "the gradient of its input" if place.role == "input gradient" else f"the gradient of {place.leaf}"
-            differs = what + (self._lacks(place, step) or _multiple(gap.first[step], gap.second[step]))
+            differs = what + (self._lacks(place, step) or multiple(gap.first[step], gap.second[step]))
             yield self._one("backward", name, "", *found[place], differs).with_(equal=self._came_in(name, step))
 
     @cached_property
@@ -423,8 +422,8 @@ class _Search:
         """Gradients that were made alike, and differ in the optimizer."""
         place = next(iter(found))
         gap = self.apart.by_role[place.role][place.module][place.leaf]
-        multiple = _multiple(gap.first[step], gap.second[step])
-        differs = f"its gradient as the optimizer gets it{multiple}: clipped, scaled, summed or averaged after the backward"
+        times = multiple(gap.first[step], gap.second[step])
+        differs = f"its gradient as the optimizer gets it{times}: clipped, scaled, summed or averaged after the backward"
         equal = ("the gradients that go through the net",)
         notes = (f"{len(found)} gradients of parameters differ",)
         return self._one("update", place.module, place.leaf, *found[place], differs).with_(equal=equal, notes=notes)
@@ -442,7 +441,7 @@ class _Search:
 
     def _multiple_of(self, role: str, module: str, step: int) -> str:
         gaps = self.apart.by_role.get(role, {}).get(module, {})
-        return next((text for gap in gaps.values() if (text := _multiple(gap.first[step], gap.second[step]))), "")
+        return next((text for gap in gaps.values() if (text := multiple(gap.first[step], gap.second[step]))), "")
 
     def _update(self, step: int) -> Iterator[RunDivergence]:
         found: list[RunDivergence] = []
@@ -456,7 +455,7 @@ class _Search:
         for (module, leaf), moved in moves.items():
             far, allowed, exact = self._judged(module, leaf, moved, step)
             if far > allowed:
-                times = _multiple(*moved)
+                times = multiple(*moved)
                 certain |= exact or bool(times)
                 found.append(self._one("update", module, leaf, far, allowed, f"its update{times}"))
         # What an optimizer makes of gradients that cancel, such as those of biases of keys, is noise of any size.
@@ -537,25 +536,17 @@ class _Search:
         unknown = [name for name in self.modules if name not in self.apart.matched.modules]
         if unknown:
             yield f"{len(unknown)} modules of the first run have no partner: {', '.join(unknown[:3])}{', ...' * (len(unknown) > 3)}"
-        parted = self._bits()
+        unlike = list(self.apart.other_dtypes())
+        if unlike:
+            number_of = len(self.apart.by_role["output"])
+            yield f"{len(unlike)} of {number_of} modules return another dtype in the second run, first {shown_name(unlike[0])}"
+        parted = self.apart.first_unlike_bits()
         if parted is not None and (number is None or parted[0] < number):
             yield f"bits differ first at {self.apart.a.unit} {self.apart.steps[parted[0]]}, in {parted[1]}: that is rounding"
         elif parted is None and number is None:
             yield "all that both recorded is equal, bit for bit"
         if number is not None and number and parted is not None and parted[0] == number:
             yield f"all before {self.apart.a.unit} {self.apart.steps[number]} is equal, bit for bit"
-
-    def _bits(self) -> tuple[int, str] | None:
-        """The first step, and in it the first place, at which bits differ."""
-        best: tuple[int, str] | None = None
-        words = {"input": "what {} gets", "output": "what {} returns", "gradient": "the gradient of what {} returns"}
-        for role, modules in self.apart.by_role.items():
-            for module, gaps in modules.items():
-                for gap in gaps.values():
-                    unlike = (gap.known & ~gap.same).nonzero()
-                    if len(unlike) and (best is None or int(unlike[0]) < best[0]):
-                        best = int(unlike[0]), words.get(role, f"the {role} of {{}}").format(module or "the net")
-        return best
 
     def _noise_in_words(self) -> str:
         if self.repeat is None:
@@ -579,15 +570,3 @@ def _innermost(found: Mapping[str, object]) -> Iterator[str]:
 
 def _others(found: list[RunDivergence], number: int, what: str) -> tuple[str, ...]:
     return (f"{len(found)} of {number} {what}",) if len(found) > 1 else ()
-
-
-def _multiple(first: Tensor, second: Tensor) -> str:
-    """Whether the second sketch is a multiple of the first, in words; "" if it is not."""
-    long = float(first @ first)
-    if not len(first) or long == 0 or not bool(second.isfinite().all()):
-        return ""
-    times = float(first @ second) / long
-    left = float(torch.linalg.vector_norm(second - times * first))
-    if times == 1 or left > _RATIO * abs(times - 1) * math.sqrt(long):
-        return ""
-    return " is 0, and not in the first run" if times == 0 else f" is {times:.3g} times that of the first run"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from planted_divergences import PLANTED, Planted
 from planted_runs import PLANTED_RUNS, PlantedRun, Training, next_word, twin_run
-from torch import nn
+from torch import Tensor, nn
 
 from recorders import Recording, RunDivergence, divergence
 
@@ -109,6 +109,26 @@ def test_an_element_at_the_threshold_of_relu_is_no_fault() -> None:
     found = divergence(first, second)
     assert not found, found
     assert found.growth[0].gradient > 1e-3
+
+
+def test_layers_of_another_dtype_are_noted_as_their_rounding_is_noise() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 8), _Single(), nn.Linear(8, 30))
+
+    def half() -> nn.Module:
+        made = net()
+        made[1].register_forward_hook(lambda module, args, output: output.bfloat16())  # type: ignore[index]
+        return made
+
+    first, second = (Training(net=made, batches=Training().batches[:2]).recorded() for made in (net, half))
+    found = divergence(first, second)
+    assert not found, found
+    assert found.notes[0] == "1 of 5 modules return another dtype in the second run, first 1"
+
+
+class _Single(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
 
 
 def _without_dropout() -> nn.Module:
