@@ -35,6 +35,7 @@ from reducers import (
     DistinctCount,
     EveryNth,
     Extremes,
+    Fingerprints,
     First,
     FirstNonfinite,
     Fold,
@@ -111,6 +112,7 @@ def whole() -> dict[str, Reducer]:
     return {
         "Digest": Digest(),
         "Sketch": Sketch(),
+        "Fingerprints": Fingerprints(),
         "First": First(),
         "Last": Last(),
         "Collect": Collect(),

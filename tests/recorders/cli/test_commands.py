@@ -162,7 +162,11 @@ def test_diff_fails_if_a_shape_a_statistic_or_a_layer_is_not_the_same(
 
 def test_diff_of_timelines_and_of_different_kinds(tmp_path: Path, capsys: Printed) -> None:
     one, other = timeline(tmp_path / "a.db"), timeline(tmp_path / "b.db", scale=100.0)
-    assert said(capsys, "diff", one, other).splitlines()[1].startswith("Loss/train")
+    lines = said(capsys, "diff", one, other).splitlines()
+    assert lines[0].startswith("The runs part in Loss/train, at tick 0")
+    assert "its mean is 100, and 1 in the first run" in lines[1]
+    assert [line for line in lines if line.startswith("Loss/train")]
+    assert said(capsys, "diff", one, other, "--tick", "1").splitlines()[1].startswith("Loss/train")
     assert "tick 9 in both" in said(capsys, "diff", one, other, "--tick", "9", status=1)
     assert "give two of one kind" in said(capsys, "diff", one, recording(tmp_path / "run"), status=1)
 

@@ -72,7 +72,7 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
     return Matched(modules, places)
 
 
-class _Seen(NamedTuple):
+class _AtFirst(NamedTuple):
     """What a module got and returned first: sizes and sketches, -1 and nothing if it got no tensor."""
 
     sizes: tuple[int, int]
@@ -94,7 +94,7 @@ def _add_nearest(pairs: Pairs[Module], a: RunTracks, b: RunTracks) -> None:
         pairs.add(first, second)
 
 
-def _first_seen(run: RunTracks, module: Module) -> _Seen | None:
+def _first_seen(run: RunTracks, module: Module) -> _AtFirst | None:
     """None if it returned no tensor."""
     got, returned = (
         next((track for track in run.of(role, module.name).values() if len(track)), None) for role in ("input", "output")
@@ -102,7 +102,7 @@ def _first_seen(run: RunTracks, module: Module) -> _Seen | None:
     if returned is None:
         return None
     sketches = torch.zeros(0) if got is None else got.sketch[0], returned.sketch[0]
-    return _Seen((-1 if got is None else int(got.count[0]), int(returned.count[0])), sketches)
+    return _AtFirst((-1 if got is None else int(got.count[0]), int(returned.count[0])), sketches)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
