@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
+import torch._inductor.config  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from planted_divergences import PLANTED  # noqa: E402
@@ -125,13 +127,27 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...], str]] = {
 SAME = {("FCA", "GELU"): "the activation is GELU already"}
 
 
-def _encoder(fault: tuple[str, Any] | None, steps: int = 5) -> Recording:
+def _encoder(fault: tuple[str, Any] | None, steps: int = 5, change: Change | None = None) -> Recording:
     training = deform.Run(deform.TASKS["encoder"], deform.VARIANTS[0])
+    if change is not None:
+        torch.set_num_threads(change.threads)
+        training.variant = deform.VARIANTS[change.order]
+        training.net.to(change.dtype)
+        forward = training.net.forward
+
+        def around(**given: Any) -> Any:
+            with change.around():
+                return forward(**given)
+
+        training.net.forward = around  # type: ignore[method-assign]
+        if change.compiled:
+            training.net.compile()  # type: ignore[no-untyped-call]
     with deform._fault(training.net, *fault) if fault else contextlib.nullcontext():
         with fingerprints().modules(training.net) as recorder:
             for number, _ in enumerate(training.steps(), 1):
                 if number == steps:
                     break
+        torch.set_num_threads(1)
         return recorder.snapshot()
 
 
@@ -365,14 +381,20 @@ def healthy() -> Iterator[dict[str, Any]]:
                     continue
                 if first not in made:
                     made[first] = healthy_run(net_name, optimizer_name, first)
-                found = divergence(made[first], healthy_run(net_name, optimizer_name, second))
-                apart = {str(at.step): _numbers((at.output, at.gradient, at.weight)) for at in found.growth if at.step in SHOWN}
-                row = {"net": net_name, "optimizer": optimizer_name, "change": second.words, "right": found.phase in second.phases}
-                equal = second is BASE
-                if equal:
-                    row["right"] = _is_equal(found)
-                yield {**row, **_said(found), "apart": apart}
-                _print({**row, **_said(found)})
+                yield _pair(net_name, optimizer_name, second, made[first], healthy_run(net_name, optimizer_name, second))
+    first_run = _encoder(None, STEPS)
+    for _, change in CHANGES:
+        if change.ranks == change.parts == 1 and not change.attention and not change.scaled:
+            yield _pair("DistilBERT", "AdamW", change, first_run, _encoder(None, STEPS, change))
+
+
+def _pair(net: str, optimizer: str, change: Change, first: Recording, second: Recording) -> dict[str, Any]:
+    found = divergence(first, second)
+    apart = {str(at.step): _numbers((at.output, at.gradient, at.weight)) for at in found.growth if at.step in SHOWN}
+    right = _is_equal(found) if change is BASE else found.phase in change.phases
+    row = {"net": net, "optimizer": optimizer, "change": change.words, "right": right, **_said(found)}
+    _print(row)
+    return {**row, "apart": apart}
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
@@ -400,15 +422,82 @@ def _print(row: dict[str, Any]) -> None:
     print(f"{'right' if row['right'] else 'WRONG'}  {what}{repeat}: {said}", flush=True)
 
 
+def page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The tables of docs/divergence.md."""
+    lines = ["| planted | faults | named right | with `repeat` |", "|---|---|---|---|"]
+    rows = results["planted"]
+    for kind, words in (
+        ("twins", "in a net, same names"),
+        ("twins, other names", "in a net, other names in the second"),
+        ("trainings", "in a training"),
+    ):
+        lines.append(_counted(words, [row for row in rows if row["kind"] == kind]))
+    changing = [row for row in results["deform"] if not row["changes nothing"]]
+    names = {row["operator"] for row in changing}
+    lines.append(_counted(f"by {len(names)} operators of DEForm, all their values", changing))
+    nothing = [row for row in results["deform"] if row["changes nothing"]]
+    still = sorted({str(row["operator"]) for row in nothing} - names)
+    expected = all(row["right"] for row in nothing)
+    lines += [
+        "",
+        f"These operators of DEForm change nothing in this encoder: {', '.join(still)}. The runs are equal, bit for bit; ",
+    ]
+    lines[-1] += "nothing is named." if expected else "yet something is named."
+    wrong = sorted({_fault_of(row) for row in [*rows, *changing] if not row["right"] and not row["repeat"]})
+    lines += ["", f"Not named right without `repeat`: {', '.join(wrong) or 'none'}."]
+    healthy = results["healthy"]
+    lines += ["", f"Of {len(healthy)} pairs of healthy runs, {sum(row['right'] for row in healthy)} are told right.", ""]
+    lines += ["| what differs | named | outputs at step 0, 10, 30 | gradients | parameters |", "|---|---|---|---|---|"]
+    for change in dict.fromkeys(row["change"] for row in healthy):
+        own = [row for row in healthy if row["change"] == change]
+        counts = Counter(row["phase"] or "nothing" for row in own)
+        named = ", ".join(f"{what} {count}" for what, count in counts.most_common())
+        cells = [", ".join(_range([row["apart"][str(step)][which] for row in own]) for step in SHOWN) for which in range(3)]
+        lines.append(f"| {change} | {named} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _counted(words: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    counts = [[row["right"] for row in rows if row["repeat"] is repeat] for repeat in (False, True)]
+    return f"| {words} | {len(counts[0])} | {sum(counts[0])} | {sum(counts[1])} |"
+
+
+def _fault_of(row: Mapping[str, Any]) -> str:
+    return str(row["fault"] if "fault" in row else f"{row['operator']} {row['value']}")
+
+
+def _range(values: Sequence[float | None]) -> str:
+    """The smallest and the largest."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    least, most = (
+        f"{value:.0e}".replace("e-0", "e-") if value < 0.01 and value else f"{value:.2g}" for value in (min(known), max(known))
+    )
+    return least if least == most else f"{least} to {most}"
+
+
+def _write_page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    begin, end = "<!-- runs -->", "<!-- /runs -->"
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}\n{page(results)}\n{end}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("planted", "deform", "healthy"))
-    only = parser.parse_args().only
+    parser.add_argument("--page", action="store_true", help="only write the tables of the results into docs/divergence.md")
+    only, tables = vars(parser.parse_args()).values()
     torch.set_num_threads(1)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     path = RESULTS / "run_divergence.json"
-    kept = json.loads(path.read_text()) if only and path.exists() else {}
+    kept = json.loads(path.read_text()) if (only or tables) and path.exists() else {}
+    torch._inductor.config.fallback_random = True  # otherwise a compiled dropout draws other numbers, and is named rightly
+    if tables:
+        _write_page(kept)
+        return
     results = {name: kept.get(name, []) for name in ("planted", "deform", "healthy")}
     for name, rows in (("planted", planted), ("deform", operators), ("healthy", lambda: list(healthy()))):
         if only in (None, name):

@@ -18,7 +18,7 @@ __all__ = ["Apart", "Gap", "joint", "largest", "multiple", "or_zero"]
 _GRADIENTS = ("gradient", "input gradient", "weight gradient")
 _TINY = 1e-3  # of the largest gradient in the net: smaller ones are compared with this much of it
 _CANCELLED = 1e-2  # of the gradient that reaches a module: what it hands on is compared with this much of it at least
-_SUMMED = 0.3  # and the gradient of a parameter; a sum over samples that cancels, as for a bias of keys, is rounding alone
+_SUMMED = 1.0  # and the gradient of a parameter: a sum over samples that are independent is as long as all of them together
 _RATIO = 0.02  # of a difference that is no multiple, which is left if it is called a multiple
 
 

@@ -18,7 +18,7 @@ from recorders.watch.divergence.runs.answer import Growth, RunDivergence
 from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, multiple, or_zero
 from recorders.watch.divergence.runs.gradients import holders, switched
 from recorders.watch.divergence.runs.matching import matched
-from recorders.watch.divergence.runs.run import TrackName, run_of
+from recorders.watch.divergence.runs.run import RunTracks, TrackName, run_of
 from recorders.watch.timeline import Timeline
 
 __all__ = ["divergence"]
@@ -394,7 +394,8 @@ class _Search:
                 for leaf, gap in self.apart.by_role.get(role, {}).get(module, {}).items():
                     place = TrackName(role, module, leaf)
                     before = [came[holder] for holder in held.get(place, [module])]
-                    allowed = self._allowed(role, module, *(apart for each in before for apart in each))
+                    more = _gain_of_a_sum(self.apart.a, place) if role == "weight gradient" else 1.0
+                    allowed = self._allowed(role, module, *(more * apart for each in before for apart in each))
                     if role == "input gradient" or self.modules[module].kind not in _SMOOTH:
                         allowed = allowed + self._turned[module]
                     found.append((place, or_zero(self.apart.relative(role, module, gap)), allowed))
@@ -555,6 +556,17 @@ class _Search:
         seen = [self.repeat.of(role, module) for role, modules in self.repeat.by_role.items() for module in modules]
         most = float(or_zero(largest(seen, len(self.repeat.steps))).max())
         return f"what a repeat of the first run shows: {most:.1g} at most"
+
+
+def _gain_of_a_sum(run: RunTracks, place: TrackName) -> float:
+    """How many times `GAIN` the gradient of a parameter may be apart, which is a sum over so many samples, as that of a bias.
+
+    If differences of n samples point in one direction, the sum is sqrt(n) times as far apart; sketches tell that within a half.
+    """
+    reaches = [int(track.count.max()) for track in run.of("gradient", place.module).values() if len(track)]
+    own = run.tracks[place].count
+    terms = max(reaches, default=0) / max(int(own.max()), 1) if len(own) else 1.0
+    return max(1.0, 2 * math.sqrt(terms) / GAIN)
 
 
 def _path(module: str, leaf: str) -> str:
