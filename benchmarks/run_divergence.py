@@ -446,7 +446,8 @@ def page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     wrong = sorted({_fault_of(row) for row in [*rows, *changing] if not row["right"] and not row["repeat"]})
     lines += ["", f"Not named right without `repeat`: {', '.join(wrong) or 'none'}."]
     healthy = results["healthy"]
-    lines += ["", f"Of {len(healthy)} pairs of healthy runs, {sum(row['right'] for row in healthy)} are told right.", ""]
+    lines += ["", "## Expected distances", ""]
+    lines += [f"Of {len(healthy)} pairs of healthy runs, {sum(row['right'] for row in healthy)} are told right.", ""]
     lines += ["| what differs | named | outputs at step 0, 10, 30 | gradients | parameters |", "|---|---|---|---|---|"]
     for change in dict.fromkeys(row["change"] for row in healthy):
         own = [row for row in healthy if row["change"] == change]
