@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,8 +40,9 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
     """Match two runs.
 
     Modules belong together, in this order of preference, if `names` says so, of them or of what they are in; if name, class and
-    sizes of outputs are the same; if their first parameters are equal; if they get and return nearly the same at first; if class
-    and sizes are the same, in the order of the net; if only the names are the same. Parameters, if their names, or their sizes and
+    sizes of outputs are the same; if their first parameters are equal, or have equal norms; if parts of them belong together; if
+    they get and return nearly the same at first; if they are parts of what belongs together, in order, and sizes are the same; if
+    class and sizes are the same, in the order of the net; if only the names are the same. Parameters, if their names, or sizes and
     norms, are the same.
 
     Raises:
@@ -53,14 +55,18 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
     pairs.match(lambda module: (module.name, module.kind, module.sizes))
     if "" in a.modules and "" in b.modules:
         pairs.add(list(a.modules).index(""), list(b.modules).index(""))
-    pairs.match(lambda module: module.weights or None, once=True)
+    pairs.match(_bits, once=True)
+    pairs.match(_precise, once=True)
+    _add_families(pairs)
     _add_nearest(pairs, a, b)
+    pairs.match(_rough, once=True)
+    _add_families(pairs, inner=True)
     pairs.in_order(lambda module: (module.kind, module.sizes))
     pairs.match(lambda module: (module.kind, module.sizes), once=True)
     pairs.match(lambda module: module.name)
     modules = {pairs.a[first].name: pairs.b[second].name for first, second in sorted(pairs.found.items())}
     places: dict[TrackName, TrackName] = {}
-    leaves = {name: _leaves(a, b, name, other) for name, other in modules.items()}
+    leaves = {name: _leaves(a.modules[name], b.modules[other]) for name, other in modules.items()}
     for place in a.tracks:
         other = modules.get(place.module)
         if other is not None:
@@ -70,6 +76,59 @@ def matched(a: RunTracks, b: RunTracks, names: Mapping[str, str] | None) -> Matc
                 places[place] = TrackName(place.role, other, leaf)
     _one_leaf(a, b, modules, places)
     return Matched(modules, places)
+
+
+def _bits(module: Module) -> Hashable:
+    return tuple(sorted((weight.elements, weight.digest or 0) for weight in module.weights.values())) or None
+
+
+def _precise(module: Module) -> Hashable:
+    """A parameter that is transposed has the same norm, but for the order in which it is added up."""
+    return tuple(sorted((weight.elements, f"{weight.norm:.9g}") for weight in module.weights.values())) or None
+
+
+def _rough(module: Module) -> Hashable:
+    """And one in another dtype nearly the same."""
+    return tuple(sorted((weight.elements, f"{weight.norm:.2g}") for weight in module.weights.values())) or None
+
+
+def _add_families(pairs: Pairs[Module], inner: bool = False) -> None:
+    """Pairs modules whose parts belong together; if `inner`, also parts of modules that do, in order, if sizes are the same."""
+    parts_a, parts_b = (_parts(items) for items in (pairs.a, pairs.b))
+    outer_b = {part: outer for outer, parts in parts_b.items() for part in parts}
+    before = -1
+    while before < len(pairs.found):
+        before = len(pairs.found)
+        for outer in sorted(parts_a, reverse=True):  # the innermost first
+            found = [pairs.found[part] for part in parts_a[outer] if part in pairs.found]
+            votes = Counter(outer_b[part] for part in found if part in outer_b)
+            if votes:
+                pairs.add(outer, votes.most_common(1)[0][0])
+            taken = set(pairs.found.values())
+            others = [part for part in parts_b.get(pairs.found.get(outer, -1), ()) if part not in taken]
+            for part in parts_a[outer] if inner else ():
+                like = next((other for other in others if _alike(pairs.a[part], pairs.b[other])), None)
+                if part not in pairs.found and like is not None:
+                    others.remove(like)
+                    pairs.add(part, like)
+
+
+def _parts(modules: Sequence[Module]) -> dict[int, list[int]]:
+    """The modules directly in each, by their places."""
+    places = {module.name: place for place, module in enumerate(modules)}
+    found: dict[int, list[int]] = {}
+    for name, place in places.items():
+        outer = name.rpartition(".")[0] if name else None
+        while outer and outer not in places:  # such as a list of modules, which is never called
+            outer = outer.rpartition(".")[0]
+        if outer is not None and outer in places:
+            found.setdefault(places[outer], []).append(place)
+    return found
+
+
+def _alike(a: Module, b: Module) -> bool:
+    counts = [sorted(weight.elements for weight in module.weights.values()) for module in (a, b)]
+    return bool(a.sizes or a.weights) and a.sizes == b.sizes and counts[0] == counts[1]
 
 
 class _AtFirst(NamedTuple):
@@ -126,22 +185,14 @@ def _one_leaf(a: RunTracks, b: RunTracks, modules: Mapping[str, str], places: di
             places.setdefault(left[0], rest[0])
 
 
-def _leaves(a: RunTracks, b: RunTracks, name: str, other: str) -> dict[str, str]:
+def _leaves(a: Module, b: Module) -> dict[str, str]:
     """Names of parameters of a module of the second run by those in the first."""
-    own, others = (_parameters(run, module) for run, module in ((a, name), (b, other)))
-    pairs = Pairs(list(own.items()), list(others.items()))
+    pairs = Pairs(list(a.weights.items()), list(b.weights.items()))
     pairs.match(lambda item: item[0])
     pairs.match(lambda item: item[1], once=True)
-    pairs.match(lambda item: item[1][0] if isinstance(item[1], tuple) else None, once=True)
+    pairs.match(lambda item: (item[1].elements, f"{item[1].norm:.9g}"), once=True)
+    pairs.match(lambda item: item[1].elements, once=True)
     return {pairs.a[first][0]: pairs.b[second][0] for first, second in pairs.found.items()}
-
-
-def _parameters(run: RunTracks, module: str) -> dict[str, Hashable]:
-    found: dict[str, Hashable] = {}
-    for place, track in run.tracks.items():
-        if place.module == module and place.role in ("weight", "weight before") and len(track):
-            found[place.leaf] = int(track.count[0]), f"{float(track.norm[0]):.2g}"
-    return found
 
 
 def _is_in(name: str, names: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.steps import FACTS
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Module", "RunTracks", "Track", "TrackName", "run_of", "tells_steps"]
+__all__ = ["Module", "RunTracks", "Track", "TrackName", "Weight", "run_of", "tells_steps"]
 
 _ROLES = {
     "ForwardInputMonitor": "input",
@@ -69,6 +69,14 @@ class Track:
         return Track(*(None if value is None else value[chosen] for value in values))  # type: ignore[arg-type]
 
 
+class Weight(NamedTuple):
+    """What a parameter was first: its number of elements, its norm, and its digest, which is None if it is not known."""
+
+    elements: int
+    norm: float
+    digest: int | None
+
+
 @dataclass(frozen=True)
 class Module:
     """A module of which something is known.
@@ -77,13 +85,13 @@ class Module:
         name: "" is the net.
         kind: its class; "" if it is not known.
         sizes: elements of the first of each output.
-        weights: elements and norm of each of its parameters as they were first, in two digits.
+        weights: its parameters as they were first, by name.
     """
 
     name: str
     kind: str
     sizes: tuple[int, ...]
-    weights: tuple[tuple[int, str], ...]
+    weights: Mapping[str, Weight]
 
 
 @dataclass(frozen=True)
@@ -211,21 +219,18 @@ def _track(values: Mapping[str, Tensor], steps: int) -> Track:
 
 def _module(name: str, kind: str, tracks: Mapping[TrackName, Track]) -> Module:
     outputs = [track for place, track in tracks.items() if place[:2] == ("output", name) and len(track)]
-    weights: dict[str, tuple[int, str]] = {}
+    weights: dict[str, Weight] = {}
     for role in ("weight", "weight before"):
         for place, track in tracks.items():
             if place[:2] == (role, name) and len(track):
-                weights[place.leaf] = int(track.count[0]), _rounded(track.norm[0])
+                digest = None if track.digest is None else int(track.digest[0])
+                weights[place.leaf] = Weight(int(track.count[0]), float(track.norm[0]), digest)
     return Module(
         name,
         kind,
         tuple(int(track.count[0]) for track in outputs),
-        tuple(sorted(weights.values())),
+        weights,
     )
-
-
-def _rounded(norm: Tensor) -> str:
-    return f"{float(norm):.2g}"
 
 
 def _of_timeline(timeline: Timeline) -> RunTracks:
@@ -237,7 +242,7 @@ def _of_timeline(timeline: Timeline) -> RunTracks:
         found = _track({"sketch": sketch}, 0)
         steps = torch.tensor([at[tick] for tick in own], dtype=torch.int64)
         tracks[TrackName("value", name, statistic)] = Track(**{**vars(found), "steps": steps})
-    return RunTracks(ticks, "tick", tracks, {place.module: Module(place.module, "", (), ()) for place in tracks})
+    return RunTracks(ticks, "tick", tracks, {place.module: Module(place.module, "", (), {}) for place in tracks})
 
 
 def _series(timeline: Timeline) -> Iterator[tuple[str, str, tuple[Sequence[int], Sequence[float]]]]:

@@ -62,9 +62,7 @@ def bisect_steps(
     (37, 'update', 'its update is 2 times that of the first run')
     """
     if not 0 <= equal < apart:
-        raise ValueError(
-            f"bisect_steps(equal={equal}, apart={apart}): the runs are equal before one step, and differ at a later one"
-        )
+        raise ValueError(f"bisect_steps(equal={equal}, apart={apart}): the runs are equal before one step, and differ later")
     if most < 3:
         raise ValueError(f"bisect_steps(most={most}): three steps of a replay at least are recorded, one between two others")
     while True:
