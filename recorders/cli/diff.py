@@ -89,7 +89,7 @@ def run(
     else:
         if parted is not None:
             for line in str(parted).splitlines():
-                console().print(printable(line))
+                print(printable(line))
         if parted is None or changes or not found.is_comparable:
             _print(found, changes)
     return int(fail_over < math.inf and (found.exceeds(fail_over) or bool(parted)))

@@ -43,7 +43,7 @@ class Gap:
 
     def relative(self, floor: Tensor | float = 0.0) -> Tensor:
         """The distance, relative to the longer norm, and to `floor` at least."""
-        scale = torch.maximum(self.length, torch.as_tensor(floor, dtype=torch.float64).expand_as(self.length))
+        scale = torch.maximum(self.length, torch.as_tensor(floor, dtype=torch.float64, device="cpu").expand_as(self.length))
         found = torch.where(self.absolute == 0, 0.0, self.absolute / scale)
         return torch.where(self.absolute.isnan(), torch.nan, found)
 
@@ -68,7 +68,7 @@ class Apart:
         common = [(index, in_b[step]) for index, step in enumerate(a.steps) if step in in_b]
         self.steps: Sequence[int] = [a.steps[index] for index, _ in common]
         of_a, of_b = ([pair[which] for pair in common] for which in (0, 1))
-        self._at = torch.tensor(of_a, dtype=torch.int64), torch.tensor(of_b, dtype=torch.int64)
+        self._at = torch.tensor(of_a, dtype=torch.int64, device="cpu"), torch.tensor(of_b, dtype=torch.int64, device="cpu")
         self._gaps: dict[TrackName, Gap | None] = {}
 
     def gap(self, place: TrackName) -> Gap | None:
@@ -224,12 +224,12 @@ def _with_gradients(a: RunTracks, b: RunTracks, matched: Matched) -> tuple[RunTr
     for place, track in a.tracks.items():
         if place.role in both and place not in places and place.module in modules:
             places[place] = other = place._replace(module=modules[place.module])
-            tracks_b.setdefault(other, track.at(torch.arange(0)))
+            tracks_b.setdefault(other, track.at(torch.arange(0, device="cpu")))
     for other, track in b.tracks.items():
         if other.role in both and other not in taken and other.module in back:
             place = other._replace(module=back[other.module])
             if place not in tracks_a:
-                tracks_a[place], places[place] = track.at(torch.arange(0)), other
+                tracks_a[place], places[place] = track.at(torch.arange(0, device="cpu")), other
     return replace(a, tracks=tracks_a), replace(b, tracks=tracks_b), Matched(modules, places)
 
 
@@ -252,7 +252,7 @@ def or_zero(x: Tensor) -> Tensor:
 
 def largest(values: Iterable[Tensor], steps: int) -> Tensor:
     """The largest of several tensors [steps], at each step; NaN if all are NaN."""
-    found = torch.full((steps,), torch.nan, dtype=torch.float64)
+    found = torch.full((steps,), torch.nan, dtype=torch.float64, device="cpu")
     for value in values:
         found = torch.fmax(found, value)
     return found
@@ -260,8 +260,8 @@ def largest(values: Iterable[Tensor], steps: int) -> Tensor:
 
 def joint(gaps: Iterable[Gap], steps: int) -> Tensor:
     """The relative distance of several tensors as if they were one, [steps]; NaN if nothing is known."""
-    far, long = torch.zeros(steps, dtype=torch.float64), torch.zeros(steps, dtype=torch.float64)
-    known = torch.zeros(steps, dtype=torch.bool)
+    far, long = torch.zeros(steps, dtype=torch.float64, device="cpu"), torch.zeros(steps, dtype=torch.float64, device="cpu")
+    known = torch.zeros(steps, dtype=torch.bool, device="cpu")
     for gap in gaps:
         far += torch.where(gap.known, gap.absolute, 0.0) ** 2
         long += torch.where(gap.known, gap.length, 0.0) ** 2
@@ -280,9 +280,9 @@ def _holds_the_same(a: Track, b: Track) -> bool:
 def _gap(a: Track, b: Track, steps_of: tuple[Tensor, Tensor], by_norm: bool) -> Gap:
     steps = len(steps_of[0])
     (start_a, calls_a), (start_b, calls_b) = (_calls(track, at) for track, at in zip((a, b), steps_of, strict=True))
-    sketches = [torch.zeros((steps, track.sketch.shape[1]), dtype=torch.float64) for track in (a, b)]
-    numbers = [torch.full((steps,), value, dtype=torch.float64) for value in (torch.nan, 0.0, 0.0)]
-    found = Gap(numbers[0], numbers[1], sketches[0], sketches[1], torch.ones(steps, dtype=torch.bool), numbers[2])
+    sketches = [torch.zeros((steps, track.sketch.shape[1]), dtype=torch.float64, device="cpu") for track in (a, b)]
+    numbers = [torch.full((steps,), value, dtype=torch.float64, device="cpu") for value in (torch.nan, 0.0, 0.0)]
+    found = Gap(numbers[0], numbers[1], sketches[0], sketches[1], torch.ones(steps, dtype=torch.bool, device="cpu"), numbers[2])
     alone = (calls_a == 0) != (calls_b == 0)
     found.absolute[alone] = torch.inf
     found.same[alone] = False

@@ -33,7 +33,7 @@ def switched(apart: Apart) -> Mapping[str, Tensor]:
                 one = 1 / max(int(number.max()), 1) if len(number) else 0.0
                 share = or_zero(gap.relative()).clamp(max=1.0)
                 turning.append(torch.where(gap.known & ~gap.same, share.clamp(min=one), 0.0))
-        own[module] = or_zero(largest(turning, steps)) if turning else torch.zeros(steps, dtype=torch.float64)
+        own[module] = or_zero(largest(turning, steps)) if turning else torch.zeros(steps, dtype=torch.float64, device="cpu")
     inside = {
         module: [turned for name, turned in own.items() if not module or name == module or name.startswith(f"{module}.")]
         for module in own

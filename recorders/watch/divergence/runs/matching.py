@@ -160,7 +160,7 @@ def _first_seen(run: RunTracks, module: Module) -> _AtFirst | None:
     )
     if returned is None:
         return None
-    sketches = torch.zeros(0) if got is None else got.sketch[0], returned.sketch[0]
+    sketches = torch.zeros(0, device="cpu") if got is None else got.sketch[0], returned.sketch[0]
     return _AtFirst((-1 if got is None else int(got.count[0]), int(returned.count[0])), sketches)
 
 

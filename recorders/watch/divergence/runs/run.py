@@ -203,17 +203,17 @@ def _first(values: Mapping[str, Tensor]) -> Tensor:
 
 def _track(values: Mapping[str, Tensor], steps: int) -> Track:
     number = len(_first(values))
-    sketch = values.get("sketch", torch.zeros((number, 0), dtype=torch.float64)).double()
+    sketch = values.get("sketch", torch.zeros((number, 0), dtype=torch.float64, device="cpu")).double()
     norm = values.get("norm", torch.linalg.vector_norm(sketch, dim=1)).double()
     calls = number // steps if steps and number >= steps else 1  # of a module in one step
     return Track(
         sketch,
         norm,
         values.get("digest"),
-        values.get("count", torch.full((number,), -1)),
+        values.get("count", torch.full((number,), -1, device="cpu")),
         values.get("nonfinite", (~sketch.isfinite()).sum(dim=1)),
-        values.get("eps", torch.full((number,), _SINGLE, dtype=torch.float64)).double(),
-        (torch.arange(number) // calls).clamp(max=max(steps - 1, 0)),
+        values.get("eps", torch.full((number,), _SINGLE, dtype=torch.float64, device="cpu")).double(),
+        (torch.arange(number, device="cpu") // calls).clamp(max=max(steps - 1, 0)),
     )
 
 
@@ -238,9 +238,9 @@ def _of_timeline(timeline: Timeline) -> RunTracks:
     at = {tick: index for index, tick in enumerate(ticks)}
     tracks = {}
     for name, statistic, (own, numbers) in _series(timeline):
-        sketch = torch.tensor(numbers, dtype=torch.float64)[:, None]
+        sketch = torch.tensor(numbers, dtype=torch.float64, device="cpu")[:, None]
         found = _track({"sketch": sketch}, 0)
-        steps = torch.tensor([at[tick] for tick in own], dtype=torch.int64)
+        steps = torch.tensor([at[tick] for tick in own], dtype=torch.int64, device="cpu")
         tracks[TrackName("value", name, statistic)] = Track(**{**vars(found), "steps": steps})
     return RunTracks(ticks, "tick", tracks, {place.module: Module(place.module, "", (), {}) for place in tracks})
 

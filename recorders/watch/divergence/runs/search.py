@@ -337,7 +337,7 @@ class _Search:
         """The first module that gets or returns what differs, if those around it are not recorded, which would tell more."""
         if "" in self.apart.by_role.get("output", {}):
             return
-        before = torch.zeros(self.count, dtype=torch.float64)
+        before = torch.zeros(self.count, dtype=torch.float64, device="cpu")
         for module in self.modules:
             for role in ("input", "output"):
                 apart = or_zero(self.apart.of(role, module))
