@@ -104,6 +104,15 @@ class Apart:
     def _permuted(self) -> dict[tuple[str, str], bool]:
         return {}
 
+    def same(self) -> list[bool]:
+        """Of each step whether all that both recorded is equal, bit for bit."""
+        found = torch.ones(len(self.steps), dtype=torch.bool, device="cpu")
+        for modules in self.by_role.values():
+            for gaps in modules.values():
+                for gap in gaps.values():
+                    found &= gap.same
+        return found.tolist()
+
     def moved(self, module: str, leaf: str, index: int) -> tuple[Tensor, Tensor] | None:
         """By how much a common step moved a parameter in each run, as sketches; None if that is not known."""
         place = TrackName("weight", module, leaf)

@@ -106,8 +106,7 @@ class _Search:
 
     def found(self) -> RunDivergence:
         """The answer."""
-        number = next((index for index in range(self.count) if self._at(index) is not None), None)
-        one = None if number is None else self._at(number)
+        number, one = next(((index, one) for index in self._unlike() if (one := self._at(index)) is not None), (None, None))
         if one is None:
             one = RunDivergence(distance=self._farthest())
         return one.with_(
@@ -117,6 +116,13 @@ class _Search:
             by_layer=self._by_layer(number),
             notes=(*one.notes, *self._notes(number)),
         )
+
+    def _unlike(self) -> Iterator[int]:
+        """The steps in which any bit differs, and those before them, whose updates may be why."""
+        same = self.apart.same()
+        for index in range(self.count):
+            if not same[index] or not same[min(index + 1, self.count - 1)]:
+                yield index
 
     def _at(self, step: int) -> RunDivergence | None:
         for look in (self._numbers, self._input, self._parameters, self._forward, self._backward, self._update):
