@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from recorders.watch.divergence.runs.answer import RunDivergence
 from recorders.watch.visualizers.visualizer import require, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from recorders.watch.divergence.runs.answer import RunDivergence
 
 __all__ = ["figure_of"]
 
