@@ -506,9 +506,21 @@ def gpu() -> str:
     return gpu_tables.tables(_result("gpu"))
 
 
+def divergence_costs() -> str:
+    """What it costs to record a training so that it can be compared with another."""
+    rows = _result("divergence_costs").get("rows", [])
+    columns = list(dict.fromkeys(f"{row['network']}, {row['execution']}" for row in rows))
+    ratios = {(row["recorded"], f"{row['network']}, {row['execution']}"): row["x bare"] for row in rows}
+    recorded = [name for name in dict.fromkeys(row["recorded"] for row in rows) if name != "bare"]
+    shown = {key: f"{ratio:.2f}" for key, ratio in ratios.items()}
+    found = [(name, *(shown.get((name, column), "-") for column in columns)) for name in recorded]
+    return "\n".join([*_table(("recorded", *columns), found), "", _machine("divergence_costs")])
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
+    ROOT / "docs" / "divergence.md": {"costs": divergence_costs},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
