@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from recorders.recordings.display import shown_name
+from recorders.watch.divergence.runs.figure import figure_of
+from recorders.watch.divergence.runs.growth import Growth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Growth", "RunDivergence"]
+__all__ = ["RunDivergence"]
 
 _WHERE = {
     "input": "The runs get other inputs",
@@ -22,23 +24,6 @@ _WHERE = {
     "update": "Forward and gradients agree, the runs part in the update",
     "value": "The runs part",
 }
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How far two runs are apart at a step, relative to their size; NaN if it is not known.
-
-    Attributes:
-        step: the step.
-        output: what the net returns; if that was not recorded, the layer whose output differs most.
-        gradient: the gradients of all parameters, as one vector.
-        weight: all parameters before the step.
-    """
-
-    step: int
-    output: float
-    gradient: float
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -89,9 +74,7 @@ class RunDivergence:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        from recorders.watch.divergence.runs.figure import figure_of
-
-        return figure_of(self)
+        return figure_of(self.growth, self.by_layer, self.unit, (self.step, self.phase, self.name) if self else None)
 
     def as_data(self) -> dict[str, Any]:
         """The answer as data for JSON."""

@@ -162,9 +162,7 @@ class Apart:
         of = "weight gradient" if role == "weight gradient" else "gradient"
         if of not in self._largest:
             lengths = [self._length(of, module) for module in self.by_role.get(of, {})]
-            self._largest[of] = largest((length for length in lengths if length is not None), len(self.steps)).nan_to_num(
-                0.0, posinf=torch.inf
-            )
+            self._largest[of] = or_zero(largest((length for length in lengths if length is not None), len(self.steps)))
         return self._largest[of]
 
     @cached_property

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recorders.watch.divergence.runs.growth import Growth
 from recorders.watch.visualizers.visualizer import require, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from recorders.watch.divergence.runs.answer import RunDivergence
 
 __all__ = ["figure_of"]
 
@@ -21,32 +20,38 @@ _MOST = 40  # layers that are named on the axis
 _INK, _FAINT = "#333333", "#DDDDDD"
 
 
-def figure_of(found: RunDivergence) -> Figure:
+def figure_of(growth: Sequence[Growth], by_layer: Mapping[str, float], unit: str, parted: tuple[int, str, str] | None) -> Figure:
     """Two panels: how far outputs, gradients and parameters are apart at each step, and outputs of layers where the runs part.
+
+    Args:
+        growth: how far they are apart at each step.
+        by_layer: how far outputs of layers are.
+        unit: what steps are.
+        parted: the step, the phase and the module at which they part; None if they do not.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
     figure: Any = require("matplotlib.figure", "plot").Figure(figsize=(11, 4.2), layout="constrained")
     over_steps, over_layers = figure.subplots(1, 2)
-    steps = [row.step for row in found.growth]
+    steps = [row.step for row in growth]
     for name, colour in _COLOURS.items():
-        _line(over_steps, steps, [getattr(row, name) for row in found.growth], colour, _WORDS[name])
-    over_steps.set_xlabel(found.unit)
+        _line(over_steps, steps, [getattr(row, name) for row in growth], colour, _WORDS[name])
+    over_steps.set_xlabel(unit)
     over_steps.xaxis.set_major_locator(require("matplotlib.ticker", "plot").MaxNLocator(integer=True))
     over_steps.set_title("How far the runs are apart", loc="left", color=_INK)
-    if found:
-        over_steps.axvline(found.step, color=_INK, linewidth=1, linestyle=":")
-        over_steps.annotate(f"they part ({found.phase})", (found.step, 1), (4, -12), xycoords=("data", "axes fraction"),
+    if parted is not None:
+        over_steps.axvline(parted[0], color=_INK, linewidth=1, linestyle=":")
+        over_steps.annotate(f"they part ({parted[1]})", (parted[0], 1), (4, -12), xycoords=("data", "axes fraction"),
                             textcoords="offset points", fontsize=8, color=_INK)  # fmt: skip
-    names = list(found.by_layer)
-    _line(over_layers, range(len(names)), list(found.by_layer.values()), _COLOURS["output"], "output of the layer")
+    names = list(by_layer)
+    _line(over_layers, range(len(names)), list(by_layer.values()), _COLOURS["output"], "output of the layer")
     stride = max(1, math.ceil(len(names) / _MOST))
     over_layers.set_xticks(range(0, len(names), stride), [shortened(name or "(net)", 18) for name in names[::stride]], rotation=90)
-    at = found.step if found else (steps[-1] if steps else 0)
-    over_layers.set_title(f"Layers at {found.unit} {at}", loc="left", color=_INK)
-    if found.name in found.by_layer:
-        over_layers.axvline(names.index(found.name), color=_INK, linewidth=1, linestyle=":")
+    at = parted[0] if parted is not None else (steps[-1] if steps else 0)
+    over_layers.set_title(f"Layers at {unit} {at}", loc="left", color=_INK)
+    if parted is not None and parted[2] in by_layer:
+        over_layers.axvline(names.index(parted[2]), color=_INK, linewidth=1, linestyle=":")
     for axes in (over_steps, over_layers):
         axes.set_ylabel("relative distance")
         axes.grid(color=_FAINT, linewidth=0.6)

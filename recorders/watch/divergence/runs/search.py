@@ -14,9 +14,10 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording
 from recorders.watch.divergence.distance import Tolerance
-from recorders.watch.divergence.runs.answer import Growth, RunDivergence
+from recorders.watch.divergence.runs.answer import RunDivergence
 from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, multiple, or_zero
 from recorders.watch.divergence.runs.gradients import holders, switched
+from recorders.watch.divergence.runs.growth import Growth
 from recorders.watch.divergence.runs.matching import matched
 from recorders.watch.divergence.runs.run import RunTracks, TrackName, run_of
 from recorders.watch.timeline import Timeline
@@ -118,10 +119,10 @@ class _Search:
         )
 
     def _unlike(self) -> Iterator[int]:
-        """The steps in which any bit differs, and those before them, whose updates may be why."""
+        """The first step, those in which any bit differs, and those before them, whose updates may be why."""
         same = self.apart.same()
         for index in range(self.count):
-            if not same[index] or not same[min(index + 1, self.count - 1)]:
+            if index == 0 or not same[index] or not same[min(index + 1, self.count - 1)]:
                 yield index
 
     def _at(self, step: int) -> RunDivergence | None:
