@@ -46,7 +46,8 @@ def fingerprints(every: int = 1, k: int = 64) -> Recorder:
         k: projections of a sketch, see `reducers.Fingerprints`: an observation takes 8 * k + 56 bytes.
 
     Raises:
-        ArgumentError: `every` is not a positive number.
+        ValueError: `every` is not a positive number.
+        ArgumentError: `k` is not a multiple of 64.
 
     >>> from torch import nn
     >>> sorted(fingerprints().modules(nn.Linear(2, 1), groups=["input", "output"]))
