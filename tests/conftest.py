@@ -21,6 +21,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and 
     torch.set_num_threads(1)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton's interpreter computes by numpy, which warns of what a GPU does in silence: the sum of inf and -inf, say."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        for told in ("All-NaN slice encountered", "invalid value encountered", "overflow encountered"):
+            config.addinivalue_line("filterwarnings", f"ignore:{told}:RuntimeWarning")
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected is left out of collections of garbage from now on, which many tests ask for."""
     gc.collect()

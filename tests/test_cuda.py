@@ -6,6 +6,7 @@ RECORDERS_TEST_DEVICE=cpu runs on the CPU what needs no call of CUDA, to see tha
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import warnings
@@ -30,7 +31,8 @@ from gpu_kernels import REDUCERS
 from gpu_timing import kernels_of, without_waits
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder, RecordingWarning, load
-from reducers import Covariance, Mean, Norm, Product, Statistic, Summary
+from recorders._torch import CAPTURES_IN_GRAPHS
+from reducers import Covariance, Histogram, Mean, Norm, Product, Reducer, Statistic, Summary
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it products of matrices are not deterministic on a GPU
 
@@ -39,6 +41,12 @@ pytestmark = pytest.mark.cuda
 on_gpu = pytest.mark.skipif(KIND != "cuda", reason="calls CUDA itself")
 SWEPT = [case for case in CASES if isinstance(case.reducer, Statistic) and case.reducer.columns]
 BIG = 1 << 20
+SUMMARY = "count,mean,m2,min,max,zeros,nan,inf"
+WHOLE: dict[str, Reducer] = {
+    "Summary": Summary(),
+    "Norm": Norm(),
+    "Histogram": Histogram(bins=100, low=-50.0, high=50.0),
+}
 
 
 @pytest.fixture
@@ -286,6 +294,69 @@ def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, 
     assert set(resumed.samples.values()) == {4}
 
 
+@on_gpu
+@pytest.mark.parametrize("columns", [SUMMARY, "count,mean,m2,m3,m4", "count,nonfinite,squares", "count,nonfinite,min,max"])
+def test_a_replayed_graph_adds_to_accumulators(columns: str) -> None:
+    """What compiled graphs launch for a monitor, captured and replayed."""
+    from reducers.kernels.triton.accumulate import accumulate, new_accumulators, new_handle, point, statistics
+    from reducers.kernels.triton.sweep import swept
+
+    names = {name: name for name in columns.split(",")}
+    xs = [torch.randn(5000, 96, device="cuda") + number for number in range(4)]
+    x = xs[0].clone()
+    (handle, missed), words = new_handle(x.device), new_accumulators(x, (0,), columns)
+    point(handle, 3, words)
+    accumulate(x, (0,), columns, 0.5, handle, 3)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        accumulate(x, (0,), columns, 0.5, handle, 3)
+    for other in xs[1:]:
+        x.copy_(other)
+        graph.replay()
+    handle[:1].fill_(0)  # off: nothing is added
+    graph.replay()
+    state: dict[str, Tensor] | None = None
+    for seen in xs:
+        state = swept(seen, (0,), names, 0.5, state)
+    assert state is not None
+    assert (int(words[0]), int(missed)) == (4, 0)
+    # Another kernel joins them, whose multiplications and additions the compiler may contract in another way.
+    laws.close(back(statistics(words, names, [96], x.dtype)), back(state), rtol=1e-14)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_element_of_a_tensor_beyond_32_bits_is_left_out(name: str) -> None:
+    """2**32 and some numbers, each part unlike the others; beside PyTorch's float64, piece by piece."""
+    number = (1 << 32) + 3 * 4096 + 5
+    if torch.cuda.mem_get_info()[0] < 6 * number:
+        pytest.skip("needs 26 GB of memory on the device")
+    x = torch.empty(number, dtype=torch.bfloat16, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    for index, piece in enumerate(x.split(1 << 28)):
+        piece.normal_(index % 7, 1 + index, generator=generator)
+    reducer = WHOLE[name]
+    found = back(reducer.compute(reducer.update({}, x)))
+    total, squares, low, high = 0.0, 0.0, math.inf, -math.inf
+    for piece in x.split(1 << 27):
+        wide = piece.double()
+        total, squares = total + wide.sum().item(), squares + wide.square().sum().item()
+        low, high = min(low, wide.min().item()), max(high, wide.max().item())
+    mean = total / number
+    wanted = {
+        "/mean": mean,
+        "/var": squares / number - mean**2,
+        "/min": low,
+        "/max": high,
+        "": math.sqrt(squares),
+    }
+    for key in wanted.keys() & found.keys():
+        assert found[key].item() == pytest.approx(wanted[key], rel=1e-6), key
+    for counts in found.keys() & {"/counts"}:
+        assert int(found[counts].sum() + found["/under"] + found["/over"]) == number
+
+
+@pytest.mark.skipif(not CAPTURES_IN_GRAPHS, reason="needs torch 2.13, in whose graphs monitors record")
 def test_with_reduce_overhead_the_numbers_are_those_of_eager_mode(device: torch.device, fresh_compiler: None) -> None:
     reducer = Product(summary=Summary(), mean=Mean("b ... c -> c"))
 

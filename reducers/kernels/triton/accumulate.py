@@ -22,9 +22,9 @@ from reducers.kernels.columns import COLUMNS, column_dtypes
 from reducers.kernels.locks import new_lock
 from reducers.kernels.triton import sweep
 from reducers.kernels.triton.accumulate_kernel import join_in_place
-from reducers.kernels.triton.arguments import WARPS, family, fields, join_constants, range_of, takes_columns
+from reducers.kernels.triton.arguments import WARPS, family, fields, join_constants, range_of, sweep_plan, takes_columns
 from reducers.kernels.triton.sweep import new_partials, sweep_into
-from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, plan, power_of_two
+from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, power_of_two
 
 __all__ = ["SLOTS", "accumulate", "clear", "is_captured", "new_accumulators", "new_handle", "point", "statistics", "takes"]
 
@@ -162,7 +162,7 @@ def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:
     if is_captured():
         return new_partials(x, axes, columns)
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda and _uses_cuda() else 0
-    tiles = plan(x, axes)
+    tiles = sweep_plan(x, axes)
     assert tiles is not None
     shape = (fields(columns, x.dtype), tiles.parts, tiles.kept)
     size = shape[0] * shape[1] * shape[2]

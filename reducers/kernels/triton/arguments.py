@@ -11,7 +11,8 @@ from torch import Tensor
 
 from reducers.kernels.columns import COLUMNS, Needs, joinable, needs_of
 from reducers.kernels.precision import float32_threshold
-from reducers.kernels.triton.tiling import TilePlan, plan, plan_of_many
+from reducers.kernels.triton.lanes import LanePlan, lane_plan, lane_plan_of_many
+from reducers.kernels.triton.tiling import TilePlan
 
 __all__ = [
     "DTYPES",
@@ -25,6 +26,7 @@ __all__ = [
     "many_arguments",
     "range_of",
     "sweep_arguments",
+    "sweep_plan",
     "swept_dtype",
     "takes_columns",
     "tile_constants",
@@ -54,19 +56,30 @@ def are_computed(columns: set[str]) -> bool:
 
 def sweep_arguments(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None = None) -> Arguments:
     """Return what the sweep is given for all tensors and masks that have the shapes, strides and dtype of these."""
-    tiles = plan(x, tuple(axes), mask)
+    tiles = sweep_plan(x, axes, mask)
     assert tiles is not None
     return _arguments(tiles, swept_dtype(x, mask), columns, threshold, masked=mask is not None)
 
 
-def many_arguments(dtype: torch.dtype, parts: int, columns: str, threshold: float) -> Arguments:
-    """Return what the sweep of many tensors of one dtype is given, which are cut into so many parts in all."""
-    _, numbers, constants = _arguments(plan_of_many(dtype, parts), dtype, columns, threshold, many=True)
+def sweep_plan(x: Tensor, axes: Sequence[int], mask: Tensor | None = None) -> LanePlan | None:
+    """Return how the sweep of `x` over these axes is cut; None if too many axes are left after merging."""
+    dtype = swept_dtype(x, mask)
+    return lane_plan(x, tuple(axes), mask, double=dtype is torch.float64)
+
+
+def many_arguments(dtype: torch.dtype, parts: int, columns: str, threshold: float, aligned: bool) -> Arguments:
+    """Return what the sweep of many tensors of one dtype is given, which are cut into so many parts in all.
+
+    Args:
+        aligned: whether each of them begins at a multiple of 16 bytes.
+    """
+    _, numbers, constants = _arguments(lane_plan_of_many(dtype, parts), dtype, columns, threshold, many=True)
+    constants["ALIGNED"] = aligned
     return (parts, 1, 1), numbers, constants
 
 
 def _arguments(
-    tiles: TilePlan, dtype: torch.dtype, columns: str, threshold: float, masked: bool = False, many: bool = False
+    tiles: LanePlan, dtype: torch.dtype, columns: str, threshold: float, masked: bool = False, many: bool = False
 ) -> Arguments:
     order, extremes, counts, total = family(columns, dtype)
     integer = not dtype.is_floating_point
@@ -82,9 +95,15 @@ def _arguments(
         "LOWEST": range_of(dtype)[0],
         "HIGHEST": range_of(dtype)[1],
         "MANY": many,
+        "ALIGNED": False,
         "MASK": masked,
         "INNER": tiles.inner_rows,
         **tile_constants(tiles),
+        "KEPT_DIMS": len(tiles.kept_sizes) if tiles.kept > 1 else 0,
+        "UNROLL": tiles.unroll,
+        "LANES": tiles.lanes,
+        "VECTOR": tiles.vector,
+        "num_warps": max(1, tiles.lanes // 32),
     }
     return tiles.grid, numbers, constants
 

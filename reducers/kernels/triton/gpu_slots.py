@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_arguments, takes_columns
+from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_arguments, sweep_plan, takes_columns
 from reducers.kernels.triton.sweep import _join, join_partials, new_partials, new_results, sweep_into
 from reducers.kernels.triton.sweep_kernel import sweep
-from reducers.kernels.triton.tiling import plan
 
 __all__ = ["SlotTable", "slots_for"]
 
@@ -90,5 +89,5 @@ def _slots_for(
     shape: Any, strides: Any, dtype: torch.dtype, axes: tuple[int, ...], columns: Any, threshold: float
 ) -> SlotTable | None:
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    taken = takes_columns(dtype, dict(columns).values()) and plan(like, axes) is not None
+    taken = takes_columns(dtype, dict(columns).values()) and sweep_plan(like, axes) is not None
     return SlotTable(like, axes, columns, threshold) if taken else None

@@ -12,8 +12,8 @@ from torch.library import triton_op
 from reducers.kernels.axes import fills_memory
 from reducers.kernels.columns import column_dtypes
 from reducers.kernels.triton.arguments import fields, takes_columns
+from reducers.kernels.triton.lanes import cut_many
 from reducers.kernels.triton.sweep import _join, _sweep
-from reducers.kernels.triton.tiling import cut_many
 
 __all__ = ["AddressTables", "Family", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
 
@@ -33,6 +33,7 @@ class AddressTables:
         self.parts, cuts = cut_many(lengths, dtype)
         self.cuts = _sent(cuts, device)
         self.addresses: Tensor | None = None
+        self.aligned = False  # whether each address is a multiple of 16 bytes
         self._sent: list[int] = []
 
     @classmethod
@@ -54,6 +55,7 @@ class AddressTables:
         if addresses != self._sent:
             self._sent = []  # for if it is interrupted
             self.addresses = _sent(addresses, self.cuts.device, self.addresses)
+            self.aligned = not any(address % 16 for address in addresses)
             self._sent = addresses
         return self
 
@@ -87,15 +89,16 @@ def row_dtypes(columns: Mapping[str, str], dtype: torch.dtype) -> dict[str, torc
 
 
 @triton_op("reducers::sweep_rows", mutates_args={"partials"})
-def sweep_rows(x: Tensor, partials: Tensor, columns: str, threshold: float, addresses: Tensor, cuts: Tensor) -> None:
+def sweep_rows(x: Tensor, partials: Tensor, columns: str, threshold: float, addresses: Tensor, cuts: Tensor, aligned: bool) -> None:
     """Write the partial statistics of many tensors into a table of shape (fields, parts, 1). One launch, and no allocation.
 
     Args:
         x: one of the tensors.
         columns: names of `reducers.kernels.columns.COLUMNS`, with commas between them.
         addresses, cuts: the tables of the tensors.
+        aligned: whether each of them begins at a multiple of 16 bytes.
     """
-    _sweep(x, partials, (), columns, threshold, None, True, addresses=addresses, cuts=cuts)
+    _sweep(x, partials, (), columns, threshold, None, True, addresses=addresses, cuts=cuts, aligned=aligned)
 
 
 @triton_op("reducers::join_rows", mutates_args={})
@@ -121,10 +124,10 @@ def _swept(
     assert addresses is not None
     if type(x) is Tensor:  # for which an operator would cost more than the launch
         if tables.parts:
-            _sweep(x, partials, (), names, threshold, None, False, addresses=addresses, cuts=cuts)
+            _sweep(x, partials, (), names, threshold, None, False, addresses=addresses, cuts=cuts, aligned=tables.aligned)
         results = _join(partials, [rows], names, x.dtype, before, None, False, cuts=cuts)
     else:
-        sweep_rows(x, partials, names, threshold, addresses, cuts)
+        sweep_rows(x, partials, names, threshold, addresses, cuts, tables.aligned)
         results = join_rows(partials, rows, names, x.dtype, before, cuts)
     return dict(zip(columns, results, strict=True))
 

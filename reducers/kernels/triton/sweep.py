@@ -21,12 +21,14 @@ from reducers.kernels.triton.arguments import (
     kept_shape,
     many_arguments,
     sweep_arguments,
+    sweep_plan,
     swept_dtype,
     takes_columns,
 )
 from reducers.kernels.triton.join_kernel import join
+from reducers.kernels.triton.lanes import MOST_PARTS
 from reducers.kernels.triton.sweep_kernel import sweep
-from reducers.kernels.triton.tiling import MOST_PARTS, join_tile, plan
+from reducers.kernels.triton.tiling import join_tile
 
 __all__ = ["join_partials", "new_partials", "new_results", "sweep_into", "swept", "swept_in_graph"]
 
@@ -66,7 +68,7 @@ def swept(
     before = [] if not state else [state[key] for key in columns]
     if torch.compiler.is_compiling():
         return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before, mask), strict=True))
-    if plan(x, axes, mask) is None:
+    if sweep_plan(x, axes, mask) is None:
         return None
     partials = new_partials(x, axes, names, mask)
     shape, dtype = kept_shape(x, axes), swept_dtype(x, mask)
@@ -82,7 +84,7 @@ def swept(
 
 def new_partials(x: Tensor, axes: Sequence[int], columns: str, mask: Tensor | None = None) -> Tensor:
     """Return a table for the partial statistics of `x`: int64, of shape (fields, parts, kept positions)."""
-    tiles = plan(x, tuple(axes), mask)
+    tiles = sweep_plan(x, axes, mask)
     assert tiles is not None
     return torch.empty((fields(columns, swept_dtype(x, mask)), tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
 
@@ -143,7 +145,7 @@ def swept_in_graph(
     mask: Optional[Tensor] = None,  # noqa: UP045
 ) -> List[Tensor]:  # noqa: UP006
     """Return what `swept` does, in the order of `columns`: both launches as one node of a graph."""
-    if plan(x, tuple(axes), mask) is None:
+    if sweep_plan(x, axes, mask) is None:
         raise ArgumentError(f"shape {tuple(x.shape)} with strides {tuple(x.stride())} has too many axes that cannot be merged")
     partials = new_partials(x, axes, columns, mask)
     _sweep(x, partials, axes, columns, threshold, None, True, mask=mask)
@@ -162,11 +164,12 @@ def _sweep(
     mask: Tensor | None = None,
     addresses: Tensor | None = None,
     cuts: Tensor | None = None,
+    aligned: bool = False,
 ) -> None:
     if cuts is None:
         grid, numbers, constants = sweep_arguments(x, axes, columns, threshold, mask)
     else:
-        grid, numbers, constants = many_arguments(x.dtype, partials.shape[1], columns, threshold)
+        grid, numbers, constants = many_arguments(x.dtype, partials.shape[1], columns, threshold, aligned)
     chosen = None if mask is None else bytes_of(mask)
     _launcher(sweep, traced)[grid](
         bytes_of(x), partials, due, chosen, addresses, cuts, *numbers, DUE=due is not None, slot=slot, **constants

@@ -1,9 +1,13 @@
 """The first launch: partial statistics of the parts of a tensor, which is read once.
 
-Numbers narrower than float64 are summed in float32 within a tile, about a centre of the tile and scaled by a power of two, so that
-neither the mean nor the size of the numbers costs precision; tiles are added in float64. At most 16 numbers of a tile are added one
-by one, then in pairs. So sums are off by less than 1e-6 of the sum of the magnitudes of what is added. Everything is added in an
-order that depends on shapes only: a result is the same in every run.
+Each lane adds the elements that it reads, a group of at most 32 at a time, and joins the groups in float64; lanes are joined at the
+end of a part. Numbers narrower than float64 are summed in float32 within a group, about its own mean, so that the mean costs no
+precision: sums are off by less than 1e-6 of the sum of the magnitudes of what is added.
+
+A part is read quickly at first, as if every number were finite and no power of a distance left the range of float32. Sums show
+whether that was so. If not, the part is read again, carefully: what is not finite is left out and counted, and each group is scaled
+by a power of two. Tiles that are not full, and what a mask leaves out, are always read carefully. Everything is added in an order
+that depends on shapes, strides and alignment only: a result is the same in every run.
 """
 
 from __future__ import annotations
@@ -18,10 +22,90 @@ from reducers.kernels.triton.words import as_word
 __all__ = ["sweep"]
 
 
+@triton.jit
+def _tile_place(
+    tile,
+    run_tiles,
+    run_stride,
+    outer_0,
+    outer_1,
+    outer_stride_0,
+    outer_stride_1,
+    outer_stride_2,
+    STEP: tl.constexpr,
+    OUTER_DIMS: tl.constexpr,
+):
+    """Return at which position of the run a tile begins, and where it is in memory."""
+    if OUTER_DIMS == 0:
+        position = tile * STEP
+        offset = position * run_stride
+    else:
+        outer = tile // run_tiles
+        position = (tile - outer * run_tiles) * STEP
+        offset = position * run_stride
+        offset += offset_of(outer, outer_0, outer_1, 1, outer_stride_0, outer_stride_1, outer_stride_2, 0, OUTER_DIMS)
+    return position, offset
+
+
+@triton.jit
+def _folded(x, FOLD: tl.constexpr):
+    return tl.reshape(x, [x.shape[0] // FOLD, FOLD])
+
+
+@triton.jit
+def _sum(x, FOLD: tl.constexpr):
+    """Return the sums of what each lane has of a tile; without a fold, of each of its neighbours in memory for itself."""
+    x = tl.sum(x, 1)
+    return tl.sum(_folded(x, FOLD), 1) if FOLD > 1 else x
+
+
+@triton.jit
+def _least(x, FOLD: tl.constexpr):
+    x = tl.min(x, 1)
+    return tl.min(_folded(x, FOLD), 1) if FOLD > 1 else x
+
+
+@triton.jit
+def _greatest(x, FOLD: tl.constexpr):
+    x = tl.max(x, 1)
+    return tl.max(_folded(x, FOLD), 1) if FOLD > 1 else x
+
+
+@triton.jit
+def _spread(x, FOLD: tl.constexpr):
+    """Return what lanes have in the shape of a tile."""
+    if FOLD > 1:
+        x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], FOLD]), [x.shape[0] * FOLD])
+    return x[:, None]
+
+
+@triton.jit
+def _of_columns(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    """Return what lanes have, with those of the same kept positions along axis 1."""
+    ACROSS: tl.constexpr = x.shape[0] // COLUMNS
+    return tl.reshape(x, [COLUMNS, ACROSS, 1]) if AXIS == 1 else tl.reshape(x, [1, ACROSS, COLUMNS])
+
+
+@triton.jit
+def _added(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    """Return the sum over the lanes for each kept position."""
+    return tl.reshape(tl.sum(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
+
+
+@triton.jit
+def _lowest(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    return tl.reshape(tl.min(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
+
+
+@triton.jit
+def _highest(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    return tl.reshape(tl.max(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
+
+
 # Whether these are 1, or multiples of 16, makes no other kernel.
 _PLAIN = [
-    *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "kept_stride_0", "kept_stride_1"),
-    *("kept_stride_2", "kept_stride_3", "outer_0", "outer_1", "outer_stride_0", "outer_stride_1", "outer_stride_2", "threshold"),
+    *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2"),
+    *("outer_0", "outer_1", "threshold"),
     "slot",
     *("inner", "mask_inner_stride", "mask_run_stride"),
     *("mask_kept_stride_0", "mask_kept_stride_1", "mask_kept_stride_2", "mask_kept_stride_3"),
@@ -78,6 +162,7 @@ def sweep(
     HIGHEST: tl.constexpr,
     DUE: tl.constexpr,
     MANY: tl.constexpr,
+    ALIGNED: tl.constexpr,
     MASK: tl.constexpr,
     INNER: tl.constexpr,
     KEPT_DIMS: tl.constexpr,
@@ -85,6 +170,9 @@ def sweep(
     AXIS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
     WIDE: tl.constexpr,
     slot=0,
 ):
@@ -104,189 +192,388 @@ def sweep(
             return
     COMPUTE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    NEAR: tl.constexpr = LANES * VECTOR
+    FOLD: tl.constexpr = VECTOR if AXIS == 1 else 1
+    GROUP: tl.constexpr = UNROLL * FOLD
+    near = tl.arange(0, NEAR).to(INDEX)[:, None]
+    unrolled = tl.arange(0, UNROLL).to(INDEX)[None, :]
     if MANY:
         part = tl.program_id(0)
-        column = tl.arange(0, COLUMNS).to(INDEX)
+        first_column = tl.zeros([], INDEX)
         address = tl.load(addresses + tl.load(cuts + part))
         x = address.to(x.dtype) + tl.load(cuts + parts + part)
+        if ALIGNED:
+            x = tl.multiple_of(x, 16)
         run = tl.where(address == 0, 0, tl.load(cuts + 2 * parts.to(tl.int64) + part)).to(INDEX)
         all_tiles = (run + ROWS - 1) // ROWS
         tiles = all_tiles
     else:
         part = tl.program_id(1)
-        column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
-    inside = column < kept
-    kept_offset = offset_of(column, kept_0, kept_1, kept_2, kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3, KEPT_DIMS)
-    row = tl.arange(0, ROWS).to(INDEX)
-    if INNER > 1:
-        within = row % INNER
-        row = row // INNER
-    lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(kept_offset, AXIS)
-    wanted = tl.expand_dims(inside, AXIS)
-    if MASK:
-        mask_kept = offset_of(
-            column,
-            kept_0,
-            kept_1,
-            kept_2,
-            mask_kept_stride_0,
-            mask_kept_stride_1,
-            mask_kept_stride_2,
-            mask_kept_stride_3,
-            KEPT_DIMS,
-        )
-        mask_lane = tl.expand_dims(row * mask_run_stride, 1 - AXIS) + tl.expand_dims(mask_kept, AXIS)
-    if INNER > 1:
-        lane += tl.expand_dims(within * inner_stride, 1 - AXIS)
-        mask_lane += tl.expand_dims(within * mask_inner_stride, 1 - AXIS)
-        wanted = wanted & tl.expand_dims(within < inner, 1 - AXIS)
-
-    count = tl.zeros([COLUMNS], tl.int32)  # of one part, which has fewer than 2**31 numbers of a column
-    others = tl.zeros([COLUMNS], tl.int32)
-    centre = tl.zeros([COLUMNS], tl.float64)
-    first = tl.zeros([COLUMNS], tl.float64)
-    second = tl.zeros([COLUMNS], tl.float64)
-    third = tl.zeros([COLUMNS], tl.float64)
-    fourth = tl.zeros([COLUMNS], tl.float64)
-    zeros = tl.zeros([COLUMNS], tl.int32)
-    infinite = tl.zeros([COLUMNS], tl.int32)
-    missing = tl.zeros([COLUMNS], tl.int32)
-    added = tl.zeros([COLUMNS], tl.float64)
-    counted = tl.zeros([COLUMNS], tl.int64)
-    if INTEGER:
-        low = tl.full([COLUMNS], HIGHEST, x.dtype.element_ty)
-        high = tl.full([COLUMNS], LOWEST, x.dtype.element_ty)
+        first_column = tl.program_id(0).to(INDEX) * COLUMNS
+    ACROSS: tl.constexpr = NEAR // COLUMNS
+    if AXIS == 1:
+        near_row = near % ACROSS
+        column = first_column + near // ACROSS
     else:
-        low = tl.full([COLUMNS], float("inf"), COMPUTE)
-        high = tl.full([COLUMNS], float("-inf"), COMPUTE)
+        near_row = near // COLUMNS
+        column = first_column + near % COLUMNS
+    place = (unrolled * ACROSS + near_row) * run_stride
+    kept_place = tl.zeros([NEAR, 1], INDEX)
+    if KEPT_DIMS > 0:
+        kept_place = offset_of(
+            column, kept_0, kept_1, kept_2, kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3, KEPT_DIMS
+        )
+        place += kept_place
+    if VECTOR > 1:  # or a lane might read wider pieces, and others would have to read the rest
+        place = tl.max_contiguous(place, [VECTOR, 1])
+    if MASK:
+        mask_kept_place = tl.zeros([NEAR, 1], INDEX)
+        if KEPT_DIMS > 0:
+            mask_kept_place = offset_of(
+                column,
+                kept_0,
+                kept_1,
+                kept_2,
+                mask_kept_stride_0,
+                mask_kept_stride_1,
+                mask_kept_stride_2,
+                mask_kept_stride_3,
+                KEPT_DIMS,
+            )
+    # What is read carefully takes more registers, so that it is read by fewer pieces at a time.
+    LIMIT: tl.constexpr = 8 // FOLD if AXIS == 1 else 2
+    PIECES: tl.constexpr = 1 if LIMIT < 1 else LIMIT if LIMIT < UNROLL else UNROLL
+    some = tl.arange(0, PIECES).to(INDEX)[None, :]
+
+    like = tl.zeros([NEAR // FOLD], tl.int32)
+    nothing = like.to(tl.float64)
     limit = threshold.to(tl.int64).to(tl.float64, bitcast=True).to(COMPUTE)
 
     start = tl.program_id(1).to(INDEX) * tiles
     stop = tl.minimum(start + tiles, all_tiles)
-    for tile in range(start, stop):
-        if OUTER_DIMS == 0:
-            position = tile * (ROWS // INNER)
-            offset = position * run_stride
-        else:
-            outer = tile // run_tiles
-            position = (tile - outer * run_tiles) * (ROWS // INNER)
-            offset = position * run_stride
-            offset += offset_of(outer, outer_0, outer_1, 1, outer_stride_0, outer_stride_1, outer_stride_2, 0, OUTER_DIMS)
-        there = tl.expand_dims(position + row < run, 1 - AXIS) & wanted
-        raw = tl.load(x + offset + lane, mask=there, other=0)
-        if MASK:
-            chosen = mask + position * mask_run_stride + mask_lane
-            if OUTER_DIMS > 0:
-                chosen += offset_of(
-                    outer, outer_0, outer_1, 1, mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0, OUTER_DIMS
-                )
-            there = there & (tl.load(chosen, mask=there, other=0) != 0)
-        value = raw.to(COMPUTE)
-        finite = there
-        if not INTEGER:
-            finite = there & (tl.abs(value) < float("inf"))
-            value = tl.where(there, value, 0.0)
-        clean = tl.where(finite, value, 0.0)
-        if INTEGER:
-            number = tl.sum(finite.to(tl.int32), AXIS)
-        else:  # in one sum: a tile has fewer than 2**15 numbers
-            number = tl.sum(tl.where(finite, 1, tl.where(there, 65536, 0)), AXIS)
-            others += number >> 16
-            number = number & 65535
-        if COUNTS:
-            zeros += tl.sum((there & (value == 0)).to(tl.int32), AXIS)
-            if not INTEGER:
-                infinite += tl.sum((tl.abs(value) == float("inf")).to(tl.int32), AXIS)
-                missing += tl.sum((value != value).to(tl.int32), AXIS)
-        if INTEGER:
-            if EXTREMES:
-                low = tl.minimum(low, tl.min(tl.where(there, raw, HIGHEST), AXIS).to(low.dtype))
-                high = tl.maximum(high, tl.max(tl.where(there, raw, LOWEST), AXIS).to(high.dtype))
-            if TOTAL == "sum" or TOTAL == "exact":
-                counted += tl.sum(raw.to(tl.int64), AXIS)
-        if TOTAL == "active":
-            counted += tl.sum((tl.abs(clean) > limit).to(tl.int32), AXIS)
-        if TOTAL == "exact" and not INTEGER:
-            added += tl.sum(clean.to(tl.float64), AXIS)
-        if ORDER > 0 or EXTREMES or TOTAL == "magnitudes" or TOTAL == "squares":
-            least = tl.min(tl.where(finite, value, float("inf")), AXIS)
-            greatest = tl.max(tl.where(finite, value, float("-inf")), AXIS)
-            if EXTREMES and not INTEGER:
-                low = tl.minimum(low, least)
-                high = tl.maximum(high, greatest)
-            # The power of two that brings the largest magnitude of a float32 tile near 1, and its inverse.
-            if not DOUBLE:
-                magnitude = tl.where(number > 0, tl.maximum(-least, greatest), 1.0)
-                exponent = ((magnitude.to(tl.int32, bitcast=True) >> 23) & 255) - 127
-                exponent = tl.minimum(tl.maximum(exponent, -120), 120)
-                down = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-                up = ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
-            else:
-                down = tl.full([COLUMNS], 1.0, COMPUTE)
-                up = tl.full([COLUMNS], 1.0, tl.float64)
-            scaled = clean * tl.expand_dims(down, AXIS)
-            if TOTAL == "magnitudes":
-                added += tl.sum(tl.abs(scaled), AXIS).to(tl.float64) * up
-            if TOTAL == "squares":
-                added += tl.sum(scaled * scaled, AXIS).to(tl.float64) * up * up
-            if ORDER > 0:
-                # About the mean of the tile, or a number near it; equal numbers have exactly themselves as the centre.
-                middle = tl.sum(scaled, AXIS) / tl.maximum(number, 1).to(COMPUTE)
-                middle = tl.minimum(tl.maximum(middle, least * down), greatest * down)
-                middle = tl.where(number > 0, middle, 0.0)
-                distance = tl.where(finite, scaled - tl.expand_dims(middle, AXIS), 0.0)
-                tile_centre = middle.to(tl.float64) * up
-                centre = tl.where(count == 0, tile_centre, centre)
-                shift = tile_centre - centre
-                weight = number.to(tl.float64)
-                power_1 = tl.sum(distance, AXIS).to(tl.float64) * up
-                power_2 = tl.zeros([COLUMNS], tl.float64)
-                power_3 = tl.zeros([COLUMNS], tl.float64)
-                power_4 = tl.zeros([COLUMNS], tl.float64)
-                if ORDER > 1:
-                    square = distance * distance
-                    power_2 = tl.sum(square, AXIS).to(tl.float64) * up * up
+    # A tile with kept positions beyond the last is read carefully.
+    quickly = (first_column + COLUMNS <= kept).to(tl.int32) * (1 - MASK)
+    count = like  # of one part, which has fewer than 2**31 numbers of a column
+    others = like
+    zeros = like
+    infinite = like
+    missing = like
+    centre = nothing
+    first = nothing
+    second = nothing
+    third = nothing
+    fourth = nothing
+    added = nothing
+    counted = like.to(tl.int64)
+    if INTEGER:
+        low = tl.full(like.shape, HIGHEST, x.dtype.element_ty)
+        high = tl.full(like.shape, LOWEST, x.dtype.element_ty)
+    else:
+        low = tl.full(like.shape, float("inf"), COMPUTE)
+        high = tl.full(like.shape, float("-inf"), COMPUTE)
+    check = like.to(COMPUTE)  # NaN if a sum is not finite
+    reach = like.to(COMPUTE)  # the greatest magnitude of what is raised to a power
+    done = 0
+    if MASK == 0:
+        # The next tile is on its way while one is added.
+        position, offset = _tile_place(
+            start,
+            run_tiles,
+            run_stride,
+            outer_0,
+            outer_1,
+            outer_stride_0,
+            outer_stride_1,
+            outer_stride_2,
+            ROWS // INNER,
+            OUTER_DIMS,
+        )
+        full = (quickly != 0) & (start < stop) & (position + ROWS <= run)
+        coming = tl.load(x + offset + place, mask=full)
+        for tile in range(start, tl.where(quickly != 0, stop, start)):
+            raw = coming
+            is_full = full
+            position, offset = _tile_place(
+                tile + 1,
+                run_tiles,
+                run_stride,
+                outer_0,
+                outer_1,
+                outer_stride_0,
+                outer_stride_1,
+                outer_stride_2,
+                ROWS // INNER,
+                OUTER_DIMS,
+            )
+            full = (tile + 1 < stop) & (position + ROWS <= run)
+            coming = tl.load(x + offset + place, mask=full)
+            if is_full:
+                value = raw.to(COMPUTE)
+                if COUNTS:
+                    zeros += _sum((value == 0).to(tl.int32), FOLD)
+                if INTEGER:
+                    if EXTREMES:
+                        low = tl.minimum(low, _least(raw, FOLD).to(low.dtype))
+                        high = tl.maximum(high, _greatest(raw, FOLD).to(high.dtype))
+                    if TOTAL == "sum" or TOTAL == "exact":
+                        counted += _sum(raw.to(tl.int64), FOLD)
+                elif EXTREMES:
+                    low = tl.minimum(low, _least(value, FOLD))
+                    high = tl.maximum(high, _greatest(value, FOLD))
+                if TOTAL == "active":
+                    counted += _sum((tl.abs(value) > limit).to(tl.int32), FOLD)
+                if TOTAL == "exact" and not INTEGER:
+                    seen = _sum(value.to(tl.float64), FOLD)
+                    added += seen
+                    check += (seen * 0.0).to(COMPUTE)
+                if TOTAL == "magnitudes":
+                    seen = _sum(tl.abs(value), FOLD)
+                    added += seen.to(tl.float64)
+                    check += seen * 0.0
+                if TOTAL == "squares":
+                    seen = _sum(value * value, FOLD)
+                    added += seen.to(tl.float64)
+                    check += seen * 0.0
+                    if not DOUBLE:
+                        reach = tl.maximum(reach, _greatest(tl.abs(value), FOLD))
+                if ORDER > 0:
+                    middle = _sum(value, FOLD) * (1.0 / GROUP)
+                    distance = value - _spread(middle, FOLD)
+                    seen = _sum(distance, FOLD)
+                    power_1 = seen.to(tl.float64)
+                    power_2 = nothing
+                    power_3 = nothing
+                    power_4 = nothing
+                    if ORDER > 1:
+                        square = distance * distance
+                        seen = _sum(square, FOLD)
+                        power_2 = seen.to(tl.float64)
+                        if ORDER > 2:
+                            power_3 = _sum(square * distance, FOLD).to(tl.float64)
+                            if ORDER > 3:
+                                seen = _sum(square * square, FOLD)
+                                power_4 = seen.to(tl.float64)
+                            else:
+                                seen = _sum(square * tl.abs(distance), FOLD)
+                        if not DOUBLE and not EXTREMES:
+                            reach = tl.maximum(reach, _greatest(tl.abs(distance), FOLD))
+                    check += seen * 0.0
+                    tile_centre = middle.to(tl.float64)
+                    centre = tl.where(done == 0, tile_centre, centre)
+                    power_1, power_2, power_3, power_4 = moved(
+                        GROUP, power_1, power_2, power_3, power_4, tile_centre - centre, ORDER
+                    )
+                    first += power_1
+                    if ORDER > 1:
+                        second += power_2
                     if ORDER > 2:
-                        power_3 = tl.sum(square * distance, AXIS).to(tl.float64) * up * up * up
+                        third += power_3
+                    if ORDER > 3:
+                        fourth += power_4
+                elif not INTEGER and (TOTAL == "" or TOTAL == "active" or TOTAL == "peak"):
+                    check += _sum(value * 0.0, FOLD)
+                done += 1
+    count += done * GROUP
+    again = 1 - quickly
+    if not INTEGER:
+        bad = check != check
+        if not DOUBLE:
+            # So small a distance has no accurate power in float32. If nothing was read quickly it is 0.
+            if ORDER > 1 and EXTREMES:
+                reach = tl.where(high > low, high - low, 0.0)
+            if ORDER > 1 or TOTAL == "squares":
+                LEAST: tl.constexpr = 2.0**-25 if ORDER == 4 else 2.0**-34 if ORDER == 3 else 2.0**-50
+                bad = bad | ((reach > 0) & (reach < LEAST))
+        again += tl.max(bad.to(tl.int32), 0)
+        if again != 0:
+            count = like
+            zeros = like
+            centre = nothing
+            first = nothing
+            second = nothing
+            third = nothing
+            fourth = nothing
+            added = nothing
+            counted = like.to(tl.int64)
+            low = tl.full(like.shape, float("inf"), COMPUTE)
+            high = tl.full(like.shape, float("-inf"), COMPUTE)
+
+    for tile in range(start, stop):
+        position, offset = _tile_place(
+            tile, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, ROWS // INNER, OUTER_DIMS
+        )
+        if (again != 0) | (position + ROWS > run):
+            for piece in range(UNROLL // PIECES):
+                row = (piece * PIECES + some) * ACROSS + near_row
+                there = column < kept
+                where = kept_place
+                if INNER > 1:
+                    within = row % INNER
+                    row = row // INNER
+                    there = there & (within < inner)
+                    where += within * inner_stride
+                there = (position + row < run) & there
+                where += row * run_stride
+                if VECTOR > 1:
+                    where = tl.max_contiguous(where, [VECTOR, 1])
+                raw = tl.load(x + offset + where, mask=there, other=0)
+                if MASK:
+                    chosen = mask + mask_kept_place + (position + row) * mask_run_stride
+                    if INNER > 1:
+                        chosen += within * mask_inner_stride
+                    if OUTER_DIMS > 0:
+                        chosen += offset_of(
+                            tile // run_tiles,
+                            outer_0,
+                            outer_1,
+                            1,
+                            mask_outer_stride_0,
+                            mask_outer_stride_1,
+                            mask_outer_stride_2,
+                            0,
+                            OUTER_DIMS,
+                        )
+                    there = there & (tl.load(chosen, mask=there, other=0) != 0)
+                value = raw.to(COMPUTE)
+                finite = there
+                if not INTEGER:
+                    finite = there & (tl.abs(value) < float("inf"))
+                    value = tl.where(there, value, 0.0)
+                clean = tl.where(finite, value, 0.0)
+                number = _sum(finite.to(tl.int32), FOLD)
+                if not INTEGER:
+                    others += _sum((there & (finite == 0)).to(tl.int32), FOLD)
+                if COUNTS:
+                    zeros += _sum((there & (value == 0)).to(tl.int32), FOLD)
+                    if not INTEGER:
+                        infinite += _sum((tl.abs(value) == float("inf")).to(tl.int32), FOLD)
+                        missing += _sum((value != value).to(tl.int32), FOLD)
+                if INTEGER:
+                    if EXTREMES:
+                        low = tl.minimum(low, _least(tl.where(there, raw, HIGHEST), FOLD).to(low.dtype))
+                        high = tl.maximum(high, _greatest(tl.where(there, raw, LOWEST), FOLD).to(high.dtype))
+                    if TOTAL == "sum" or TOTAL == "exact":
+                        counted += _sum(tl.where(there, raw, 0).to(tl.int64), FOLD)
+                if TOTAL == "active":
+                    counted += _sum((tl.abs(clean) > limit).to(tl.int32), FOLD)
+                if TOTAL == "exact" and not INTEGER:
+                    added += _sum(clean.to(tl.float64), FOLD)
+                if ORDER > 0 or EXTREMES or TOTAL == "magnitudes" or TOTAL == "squares":
+                    least = _least(tl.where(finite, value, float("inf")), FOLD)
+                    greatest = _greatest(tl.where(finite, value, float("-inf")), FOLD)
+                    if EXTREMES and not INTEGER:
+                        low = tl.minimum(low, least)
+                        high = tl.maximum(high, greatest)
+                    # The power of two that brings the largest magnitude of a float32 group near 1, and its inverse.
+                    if not DOUBLE:
+                        magnitude = tl.where(number > 0, tl.maximum(-least, greatest), 1.0)
+                        exponent = ((magnitude.to(tl.int32, bitcast=True) >> 23) & 255) - 127
+                        exponent = tl.minimum(tl.maximum(exponent, -120), 120)
+                        down = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+                        up = ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+                    else:
+                        down = like.to(COMPUTE) + 1.0
+                        up = nothing + 1.0
+                    scaled = clean * _spread(down, FOLD)
+                    if TOTAL == "magnitudes":
+                        added += _sum(tl.abs(scaled), FOLD).to(tl.float64) * up
+                    if TOTAL == "squares":
+                        added += _sum(scaled * scaled, FOLD).to(tl.float64) * up * up
+                    if ORDER > 0:
+                        # About the mean of the group, or a number near it; equal numbers have exactly themselves as the centre.
+                        middle = _sum(scaled, FOLD) / tl.maximum(number, 1).to(COMPUTE)
+                        middle = tl.minimum(tl.maximum(middle, least * down), greatest * down)
+                        middle = tl.where(number > 0, middle, 0.0)
+                        distance = tl.where(finite, scaled - _spread(middle, FOLD), 0.0)
+                        tile_centre = middle.to(tl.float64) * up
+                        centre = tl.where(count == 0, tile_centre, centre)
+                        power_1 = _sum(distance, FOLD).to(tl.float64) * up
+                        power_2 = nothing
+                        power_3 = nothing
+                        power_4 = nothing
+                        if ORDER > 1:
+                            square = distance * distance
+                            power_2 = _sum(square, FOLD).to(tl.float64) * up * up
+                            if ORDER > 2:
+                                power_3 = _sum(square * distance, FOLD).to(tl.float64) * up * up * up
+                                if ORDER > 3:
+                                    power_4 = _sum(square * square, FOLD).to(tl.float64) * up * up * up * up
+                        weight = number.to(tl.float64)
+                        power_1, power_2, power_3, power_4 = moved(
+                            weight, power_1, power_2, power_3, power_4, tile_centre - centre, ORDER
+                        )
+                        first += power_1
+                        if ORDER > 1:
+                            second += power_2
+                        if ORDER > 2:
+                            third += power_3
                         if ORDER > 3:
-                            power_4 = tl.sum(square * square, AXIS).to(tl.float64) * up * up * up * up
-                power_1, power_2, power_3, power_4 = moved(weight, power_1, power_2, power_3, power_4, shift, ORDER)
-                first += power_1
-                second += power_2
-                third += power_3
-                fourth += power_4
-        count += number
+                            fourth += power_4
+                count += number
+
+    if ORDER > 0:
+        # About the centre of one lane, so that equal numbers have exactly themselves as the mean.
+        weight = count.to(tl.float64)
+        common = _highest(tl.where(count > 0, centre, float("-inf")), COLUMNS, AXIS)
+        common = tl.where(common > float("-inf"), common, 0.0)
+        if AXIS == 1:
+            shift = tl.reshape(tl.broadcast_to(common[:, None], [COLUMNS, ACROSS // FOLD]), like.shape)
+        else:
+            shift = tl.reshape(tl.broadcast_to(common[None, :], [ACROSS, COLUMNS]), like.shape)
+        shift = tl.where(count > 0, centre - shift, 0.0)
+        first, second, third, fourth = moved(weight, first, second, third, fourth, shift, ORDER)
+        centre = common
+        first = _added(first, COLUMNS, AXIS)
+        if ORDER > 1:
+            second = _added(second, COLUMNS, AXIS)
+        if ORDER > 2:
+            third = _added(third, COLUMNS, AXIS)
+        if ORDER > 3:
+            fourth = _added(fourth, COLUMNS, AXIS)
+    count = _added(count, COLUMNS, AXIS)
+    others = _added(others, COLUMNS, AXIS)
+    if EXTREMES:
+        low = _lowest(low, COLUMNS, AXIS)
+        high = _highest(high, COLUMNS, AXIS)
+    if COUNTS:
+        zeros = _added(zeros, COLUMNS, AXIS)
+        infinite = _added(infinite, COLUMNS, AXIS)
+        missing = _added(missing, COLUMNS, AXIS)
+    added = _added(added, COLUMNS, AXIS)
+    counted = _added(counted, COLUMNS, AXIS)
+    kept_column = first_column + tl.arange(0, COLUMNS).to(INDEX)
+    inside = kept_column < kept
 
     field = parts.to(tl.int64) * kept
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + (TOTAL != "" and TOTAL != "peak")
-    place = slot * (FIELDS * field) + part.to(tl.int64) * kept + column
-    tl.store(partials + place, count.to(tl.int64) + (others.to(tl.int64) << 32), mask=inside)
+    target = slot * (FIELDS * field) + part.to(tl.int64) * kept + kept_column
+    tl.store(partials + target, count.to(tl.int64) + (others.to(tl.int64) << 32), mask=inside)
     if ORDER > 0:
         mean, m2, m3, m4 = moments_of(count.to(tl.float64), centre, first, second, third, fourth, ORDER)
-        tl.store(partials + field + place, as_word(mean), mask=inside)
+        tl.store(partials + field + target, as_word(mean), mask=inside)
         if ORDER > 1:
-            tl.store(partials + 2 * field + place, as_word(tl.maximum(m2, 0.0)), mask=inside)
+            tl.store(partials + 2 * field + target, as_word(tl.maximum(m2, 0.0)), mask=inside)
         if ORDER > 2:
-            tl.store(partials + 3 * field + place, as_word(m3), mask=inside)
+            tl.store(partials + 3 * field + target, as_word(m3), mask=inside)
         if ORDER > 3:
-            tl.store(partials + 4 * field + place, as_word(tl.maximum(m4, 0.0)), mask=inside)
+            tl.store(partials + 4 * field + target, as_word(tl.maximum(m4, 0.0)), mask=inside)
     if EXTREMES:
         if INTEGER:
-            tl.store(partials + (1 + ORDER) * field + place, low.to(tl.int64), mask=inside)
-            tl.store(partials + (2 + ORDER) * field + place, high.to(tl.int64), mask=inside)
+            tl.store(partials + (1 + ORDER) * field + target, low.to(tl.int64), mask=inside)
+            tl.store(partials + (2 + ORDER) * field + target, high.to(tl.int64), mask=inside)
         else:
-            tl.store(partials + (1 + ORDER) * field + place, as_word(low), mask=inside)
-            tl.store(partials + (2 + ORDER) * field + place, as_word(high), mask=inside)
+            tl.store(partials + (1 + ORDER) * field + target, as_word(low), mask=inside)
+            tl.store(partials + (2 + ORDER) * field + target, as_word(high), mask=inside)
     if COUNTS:
         base = 1 + ORDER + 2 * EXTREMES
-        tl.store(partials + base * field + place, zeros.to(tl.int64), mask=inside)
-        tl.store(partials + (base + 1) * field + place, infinite.to(tl.int64), mask=inside)
-        tl.store(partials + (base + 2) * field + place, missing.to(tl.int64), mask=inside)
+        tl.store(partials + base * field + target, zeros.to(tl.int64), mask=inside)
+        tl.store(partials + (base + 1) * field + target, infinite.to(tl.int64), mask=inside)
+        tl.store(partials + (base + 2) * field + target, missing.to(tl.int64), mask=inside)
     if TOTAL != "":
         base = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS
         if TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact")):
-            tl.store(partials + base * field + place, counted, mask=inside)
+            tl.store(partials + base * field + target, counted, mask=inside)
         elif TOTAL == "sum":
-            tl.store(partials + base * field + place, as_word(centre * count.to(tl.float64) + first), mask=inside)
+            tl.store(partials + base * field + target, as_word(centre * count.to(tl.float64) + first), mask=inside)
         elif TOTAL != "peak":
-            tl.store(partials + base * field + place, as_word(added), mask=inside)
+            tl.store(partials + base * field + target, as_word(added), mask=inside)

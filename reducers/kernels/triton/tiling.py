@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.errors import ArgumentError
 from reducers.kernels.axes import Axis, merged
 
-__all__ = ["JOINED", "MAX_DIMS", "MOST_PARTS", "TilePlan", "cut_many", "join_tile", "plan", "plan_of_many", "power_of_two"]
+__all__ = ["JOINED", "MAX_DIMS", "TilePlan", "cut_axes", "join_tile", "merged_axes", "plan", "power_of_two", "product", "tiled"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 JOINED = 512  # partial statistics that one program joins at once: of more, registers are spilled
@@ -19,8 +19,6 @@ _MAX_PARTS = JOINED  # programs for one column of tiles: independent of the GPU,
 _TILE = 1 << 12  # numbers of a tile: 16 for each of 256 threads
 _NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
-MOST_PARTS = JOINED // 2  # of one of many tensors: one program joins them
-_PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class TilePlan:
     @property
     def kept(self) -> int:
         """The number of kept positions."""
-        return _product(self.kept_sizes)
+        return product(self.kept_sizes)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -81,7 +79,7 @@ class TilePlan:
         """Return what a kernel is told: numbers of positions and tiles, then sizes and strides, innermost first, 1 if missing."""
         run_tiles = -(-self.run // (self.rows // self.inner_rows))
         return (
-            *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * _product(self.outer_sizes), self.tiles, self.parts),
+            *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * product(self.outer_sizes), self.tiles, self.parts),
             *_innermost_first(self.kept_sizes, MAX_DIMS - 1),
             *_innermost_first(self.kept_strides, MAX_DIMS),
             *_innermost_first(self.outer_sizes, MAX_DIMS - 2),
@@ -104,24 +102,14 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
         other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
         double: all is computed in float64, as integers always are.
     """
-    paired, other = other is not None, x if other is None else other
-    tile = _tile(torch.float64 if double else x.dtype, paired)
-    merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
-    kept = merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
-    # A sum does not depend on the order of its axes, so they are merged in the order of memory.
-    ordered = sorted((merging[axis] for axis in axes if x.shape[axis] > 1), key=lambda axis: axis[1:], reverse=True)
-    reduced = merged(ordered)
-    if len(kept) > MAX_DIMS or len(reduced) > MAX_DIMS:
+    found = merged_axes(x, axes, other)
+    if found is None:
         return None
-    positions = _product(size for size, _, _ in kept)
-    outer, inner = list(reduced), (1, 1, 1)
+    kept, reduced, paired = *found, other is not None
+    tile = _tile(torch.float64 if double else x.dtype, paired)
+    positions = product(size for size, _, _ in kept)
     most = max(1, tile // power_of_two(positions, _NEIGHBOURS)) if kept[-1][1] < reduced[-1][1] else tile
-    # What does not merge because of a mask is often short, and the axis before it long: the rows of a tile are of both.
-    if paired and len(reduced) > 1 and 2 * reduced[-1][0] <= most:
-        inner = outer.pop()
-        run = outer.pop()
-    else:
-        run = outer.pop(_run(reduced))
+    outer, run, inner = cut_axes(reduced, paired, most)
     inner_rows = power_of_two(inner[0], most)
     length = run[0] * inner_rows
     if kept[-1][1] < (run if inner_rows == 1 else inner)[1]:
@@ -130,15 +118,56 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     else:
         axis, rows = 1, power_of_two(length, tile)
         columns = power_of_two(positions, min(_COLUMNS, max(1, tile // rows)))
-    count = _product(size for size, _, _ in outer) * -(-length // rows)
+    return tiled(x, kept, outer, run, inner, rows, inner_rows, columns, axis)
+
+
+def merged_axes(x: Tensor, axes: tuple[int, ...], other: Tensor | None) -> tuple[list[Axis], list[Axis]] | None:
+    """Return the kept and the reduced axes, merged; None if there are more than `MAX_DIMS` of either."""
+    other = x if other is None else other
+    merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
+    kept = merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
+    # A sum does not depend on the order of its axes, so they are merged in the order of memory.
+    ordered = sorted((merging[axis] for axis in axes if x.shape[axis] > 1), key=lambda axis: axis[1:], reverse=True)
+    reduced = merged(ordered)
+    return None if len(kept) > MAX_DIMS or len(reduced) > MAX_DIMS else (kept, reduced)
+
+
+def cut_axes(reduced: Sequence[Axis], paired: bool, most: int) -> tuple[list[Axis], Axis, Axis]:
+    """Return the outer axes, the one along which tiles lie, and a short one within it, of length 1 without one.
+
+    What does not merge because of a mask is often short, and the axis before it long: the rows of a tile, at most `most`, are of
+    both.
+    """
+    outer = list(reduced)
+    if paired and len(outer) > 1 and 2 * outer[-1][0] <= most:
+        inner = outer.pop()
+        return outer, outer.pop(), inner
+    run = outer.pop(_run(reduced))
+    return outer, run, (1, 1, 1)
+
+
+def tiled(
+    x: Tensor,
+    kept: Sequence[Axis],
+    outer: Sequence[Axis],
+    run: Axis,
+    inner: Axis,
+    rows: int,
+    inner_rows: int,
+    columns: int,
+    axis: int,
+) -> TilePlan:
+    """Return the plan for tiles of this size, along the axes that `merged_axes` and `cut_axes` found."""
+    positions, step = product(size for size, _, _ in kept), rows // inner_rows
+    count = product(size for size, _, _ in outer) * -(-run[0] // step)
     tiles = -(-count // min(count, max(1, _MAX_PARTS // -(-positions // columns))))
     parts = -(-count // tiles)
     assert parts <= JOINED, f"{parts} parts of shape {tuple(x.shape)} are more than the {JOINED} that are joined"
     last = max(
-        sum((axis[0] - 1) * axis[which] for axis in (*kept, *outer))
+        sum((one[0] - 1) * one[which] for one in (*kept, *outer))
         + (run[0] + rows) * run[which]
         + inner_rows * inner[which]
-        + columns * max(axis[which] for axis in kept)
+        + columns * max(one[which] for one in kept)
         for which in (1, 2)
     )
     return TilePlan(
@@ -163,34 +192,6 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     )
 
 
-def plan_of_many(dtype: torch.dtype, parts: int) -> TilePlan:
-    """Return the tiles of many tensors of one dtype, which lie in memory without gaps and are cut into so many parts in all."""
-    axis, no_axes = (1,), ()
-    return TilePlan(axis, axis, 1, 1, 1, 1, no_axes, no_axes, _tile(dtype), 1, 1, 1, parts, 1, False, axis, 1, 1, no_axes)
-
-
-def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]]:
-    """Return into how many parts tensors of these numbers of elements are cut, and the table of it that the kernels read.
-
-    How a tensor is cut depends on its own length only. Big ones have more parts than small ones, each of about equal length.
-    """
-    tile = _tile(dtype)
-    owners: list[int] = []
-    firsts: list[int] = []
-    sizes: list[int] = []
-    starts: list[int] = []
-    for owner, length in enumerate(lengths):
-        starts.append(len(owners))
-        size = tile * max(_PART_TILES, -(-length // (tile * MOST_PARTS)))
-        found = range(0, length, size)
-        owners += [owner] * len(found)
-        firsts += found
-        sizes += [min(size, length - first) for first in found]
-    numbers = [stop - start for start, stop in zip(starts, [*starts[1:], len(owners)], strict=True)]
-    assert max(numbers, default=0) <= MOST_PARTS <= JOINED, "a tensor has more parts than are joined"
-    return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
-
-
 def join_tile(parts: int, kept: int) -> tuple[int, int]:
     """Return how many parts, and how many kept positions, one program joins: all parts.
 
@@ -210,7 +211,7 @@ def _tile(dtype: torch.dtype, paired: bool = False) -> int:
     return _TILE // (4 if paired else 2)  # integers are computed in float64, too
 
 
-def _run(reduced: list[Axis]) -> int:
+def _run(reduced: Sequence[Axis]) -> int:
     """Return the axis along which tiles lie: the last, whose elements are closest, unless it is short and another is not."""
     if reduced[-1][0] >= 32:
         return len(reduced) - 1
@@ -230,7 +231,8 @@ def _innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
     return (*reversed(sizes), *(1,) * length)[:length]
 
 
-def _product(sizes: Iterable[int]) -> int:
+def product(sizes: Iterable[int]) -> int:
+    """Return the product of sizes, which may be dynamic."""
     result = 1
     for size in sizes:  # math.prod cannot be traced with dynamic sizes
         result *= size

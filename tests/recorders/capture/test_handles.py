@@ -25,7 +25,7 @@ from recorders import BackwardMonitor, CallMonitor, ForwardInputMonitor, Forward
 from recorders.graphs import device as on_device
 from reducers import Last, Max, Mean, Moments, Norm, Product, Sum, Summary
 from reducers.kernels import dispatch
-from reducers.kernels.triton import accumulate, tiling
+from reducers.kernels.triton import accumulate, lanes
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, as it looks at any tensor
 
@@ -35,7 +35,7 @@ def on_cpu(fresh_compiler: None, without_loops: None, monkeypatch: pytest.Monkey
     """CPU tensors take the way of CUDA tensors."""
     torch.manual_seed(0)
     failed: list[Exception] = []
-    monkeypatch.setattr(tiling, "_TILE", 32)  # the interpreter computes whole tiles
+    monkeypatch.setattr(lanes, "_LANES", 4)  # the interpreter computes whole tiles
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     yield

@@ -22,7 +22,7 @@ from recorders import ForwardMonitor, Recorder
 from recorders.ring import ring as codecs
 from reducers import Mean, Moments, State, Statistic, Summary
 from reducers.kernels import dispatch, waiting
-from reducers.kernels.triton import tiling
+from reducers.kernels.triton import lanes, tiling
 from reducers.kernels.triton.gpu_slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
@@ -32,7 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cas
 @pytest.fixture(autouse=True)
 def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitors take the kernels for CPU tensors; small tensors have two tiles, do not wait as they are, and three slots."""
-    monkeypatch.setattr(tiling, "_TILE", 16)
+    monkeypatch.setattr(lanes, "_LANES", 4)
+    monkeypatch.setattr(lanes, "_EACH", 4)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 2)
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)

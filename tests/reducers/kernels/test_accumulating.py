@@ -14,7 +14,7 @@ from torch import Tensor
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
-from reducers.kernels.triton import sweep, tiling
+from reducers.kernels.triton import lanes, sweep, tiling
 from reducers.kernels.triton.accumulate import accumulate, clear, new_accumulators, new_handle, point, statistics
 from reducers.kernels.triton.sweep import swept
 
@@ -35,7 +35,8 @@ DTYPES = (torch.float32, torch.float64, torch.int8, torch.bool)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small tensor has several parts."""
-    monkeypatch.setattr(tiling, "_TILE", 64)
+    monkeypatch.setattr(lanes, "_LANES", 8)
+    monkeypatch.setattr(lanes, "_EACH", 8)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 4)
 
 

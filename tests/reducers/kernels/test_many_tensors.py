@@ -25,7 +25,7 @@ from reducers import Moments, Norm, Product, Summary
 from reducers.execution.rows import RowSweep, swept_dtypes
 from reducers.kernels import dispatch
 from reducers.kernels.axes import fills_memory
-from reducers.kernels.triton import many, tiling
+from reducers.kernels.triton import lanes, many
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.many import AddressTables, row_dtypes, swept_rows
 from reducers.kernels.triton.sweep import _sweep
@@ -38,9 +38,10 @@ SIZES = (1, 2, TILE - 1, TILE, TILE + 1, PART, PART + 1, 4 * PART, 4 * PART + 1,
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors have many tiles, and at most four parts of two tiles or more."""
-    monkeypatch.setattr(tiling, "_TILE", TILE)
-    monkeypatch.setattr(tiling, "_PART_TILES", PART // TILE)
-    monkeypatch.setattr(tiling, "MOST_PARTS", 4)
+    monkeypatch.setattr(lanes, "_LANES", TILE // 8)
+    monkeypatch.setattr(lanes, "_EACH", 8)
+    monkeypatch.setattr(lanes, "_PART_TILES", PART // TILE)
+    monkeypatch.setattr(lanes, "MOST_PARTS", 4)
 
 
 def drawn(kind: str, *shape: int) -> Tensor:
@@ -192,10 +193,11 @@ def test_offsets_beyond_32_bits() -> None:
 @given(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 40 * PART)), min_size=1, max_size=8))
 def test_parts_hold_every_element_once_and_are_of_about_equal_length(lengths: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiling, "MOST_PARTS", 4)
-        patch.setattr(tiling, "_TILE", TILE)
-        patch.setattr(tiling, "_PART_TILES", PART // TILE)
-        count, table = tiling.cut_many(lengths, torch.float32)
+        patch.setattr(lanes, "MOST_PARTS", 4)
+        patch.setattr(lanes, "_LANES", TILE // 8)
+        patch.setattr(lanes, "_EACH", 8)
+        patch.setattr(lanes, "_PART_TILES", PART // TILE)
+        count, table = lanes.cut_many(lengths, torch.float32)
         owners, firsts, sizes = (table[place * count : (place + 1) * count] for place in range(3))
         starts, numbers = table[3 * count : 3 * count + len(lengths)], table[3 * count + len(lengths) :]
         assert len(numbers) == len(lengths)
@@ -207,7 +209,7 @@ def test_parts_hold_every_element_once_and_are_of_about_equal_length(lengths: li
             stops = [firsts[part] + sizes[part] for part in mine]
             assert [*(firsts[part] for part in mine), length] == [0, *stops]
             assert all(0 < sizes[part] <= max(PART, -(-length // (4 * TILE)) * TILE) for part in mine)
-        assert tiling.cut_many([*lengths, 999], torch.float32)[1][: len(owners)] == owners  # others are not cut anew
+        assert lanes.cut_many([*lengths, 999], torch.float32)[1][: len(owners)] == owners  # others are not cut anew
 
 
 @pytest.fixture

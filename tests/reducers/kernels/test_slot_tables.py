@@ -22,7 +22,7 @@ from reducers import Max, Mean, Min, Moments, Norm, Sparsity, Statistic, Sum, Su
 from reducers.core.patterns import arrange
 from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels import dispatch, waiting
-from reducers.kernels.triton import tiling
+from reducers.kernels.triton import lanes, tiling
 from reducers.kernels.triton.gpu_slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
@@ -35,7 +35,8 @@ KINDS = ("offset", "holes", "nothing finite", "normal")
 @pytest.fixture(autouse=True)
 def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reducers take the kernels for CPU tensors, and small tensors have many tiles in several parts."""
-    monkeypatch.setattr(tiling, "_TILE", 64)
+    monkeypatch.setattr(lanes, "_LANES", 8)
+    monkeypatch.setattr(lanes, "_EACH", 8)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 4)
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -20,11 +20,39 @@ from recorders.graphs.sinks import KEY
 from recorders.graphs.trace import MOST_TENSORS
 from reducers.errors import ArgumentError
 from reducers.kernels.cpp.task import MOST_AXES, MOST_RESULTS
-from reducers.kernels.triton import tiling
-from reducers.kernels.triton.tiling import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
+from reducers.kernels.triton import lanes, tiling
+from reducers.kernels.triton.lanes import MOST_PARTS, LanePlan, cut_many, lane_plan
+from reducers.kernels.triton.tiling import JOINED, TilePlan, join_tile, plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 Place = tuple[int, int, int]  # kept position, offset in one tensor, offset in the other
+
+
+SIZES = (1, 2, 3, 7, 32, 33, 64, 511, 512, 513, 768, 1024, 4095, 4096, 50257, 2**20, 2**21 + 1, 2**27 + 3, 2**31, 2**33)
+
+
+@st.composite
+def big_tensors(draw: st.DrawFn) -> tuple[Tensor, Tensor | None, tuple[int, ...], bool]:
+    """A tensor of up to 2^33 elements, a mask or weights or none, the axes to reduce, and whether all is computed in float64."""
+    sizes, number = [], 1
+    for _ in range(draw(st.integers(1, 4))):
+        size = draw(st.sampled_from([size for size in SIZES if size * number <= 2**33]))
+        sizes.append(size)
+        number *= size
+    order = draw(st.permutations(range(len(sizes))))
+    dtype = draw(st.sampled_from(DTYPES))
+    x = torch.empty([sizes[axis] for axis in order], dtype=dtype, device="meta")
+    x = x.permute([order.index(axis) for axis in range(len(sizes))])
+    if draw(st.booleans()):
+        x = x[tuple(slice(None, None, draw(st.sampled_from((1, 1, 2)))) for _ in sizes)]
+    if draw(st.integers(0, 4)) == 0:  # many elements in little memory
+        x = x[:1].expand(x.shape)
+    axes = tuple(sorted(draw(st.sets(st.sampled_from(range(len(sizes))), min_size=1))))
+    other = None
+    if draw(st.booleans()):
+        expanded = [1 if draw(st.booleans()) else size for size in x.shape]
+        other = torch.empty(expanded, dtype=torch.bool, device="meta").expand(x.shape)
+    return x, other, axes, draw(st.booleans())
 
 
 def placed(number: int, sizes: tuple[int, ...], *strides: tuple[int, ...]) -> list[int]:
@@ -79,9 +107,47 @@ def test_each_element_is_reached_once_with_its_own_mask(sizes: list[int], random
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiling, "_TILE", 16)
         patch.setattr(tiling, "_MAX_PARTS", 3)
-        tiles = plan(x, axes, other, double)
+        patch.setattr(lanes, "_LANES", 4)
+        patch.setattr(lanes, "_EACH", 8)
+        for planned in (plan, lane_plan):
+            tiles = planned(x, axes, other, double)
+            assert tiles is not None
+            assert sorted(reached(tiles)) == sorted(elements(x, other, axes)), planned.__name__
+
+
+def lane_elements(tiles: LanePlan) -> list[tuple[int, int]]:
+    """The row and the column of a tile that each element of each lane is, as the kernel numbers them."""
+    near, across = tiles.lanes * tiles.vector, tiles.lanes * tiles.vector // tiles.columns
+    if tiles.axis == 1:
+        return [(piece * across + at % across, at // across) for at in range(near) for piece in range(tiles.unroll)]
+    return [(piece * across + at // tiles.columns, at % tiles.columns) for at in range(near) for piece in range(tiles.unroll)]
+
+
+@given(st.data())
+def test_the_lanes_of_a_program_have_each_element_of_a_tile_once(data: st.DataObject) -> None:
+    x, other, axes, double = data.draw(big_tensors())
+    tiles = lane_plan(x, axes, other, double)
     assert tiles is not None
-    assert sorted(reached(tiles)) == sorted(elements(x, other, axes))
+    for number in (tiles.lanes, tiles.vector, tiles.unroll, tiles.columns, tiles.rows):
+        assert number & (number - 1) == 0
+    assert tiles.lanes <= 128
+    assert sorted(lane_elements(tiles)) == sorted(itertools.product(range(tiles.rows), range(tiles.columns)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
+def test_neighbours_in_memory_are_read_by_16_bytes(dtype: torch.dtype) -> None:
+    """Of what is kept, a lane has few: each of them has sums of its own."""
+    x = torch.empty(64, 512, 1024, dtype=dtype, device="meta")
+    everything, features, samples = (lane_plan(x, axes) for axes in ((0, 1, 2), (0, 1), (1, 2)))
+    assert everything is not None
+    assert features is not None
+    assert samples is not None
+    assert everything.vector * dtype.itemsize == samples.vector * dtype.itemsize == 16
+    assert features.vector == (4 if dtype.is_floating_point and dtype.itemsize <= 4 else 2)
+    assert features.columns * dtype.itemsize >= 128
+    shifted = lane_plan(torch.empty(64, 1023, dtype=dtype, device="meta")[:, 1:], (0, 1))  # whose rows begin anywhere
+    assert shifted is not None
+    assert shifted.vector == 1
 
 
 def test_a_mask_of_tokens_leaves_no_tile_small() -> None:
@@ -115,38 +181,13 @@ def test_axes_that_only_the_mask_keeps_apart_can_be_too_many() -> None:
     assert plan(x, tuple(range(12)), mask) is None
 
 
-SIZES = (1, 2, 3, 7, 32, 33, 64, 511, 512, 513, 768, 1024, 4095, 4096, 50257, 2**20, 2**21 + 1, 2**27 + 3, 2**31, 2**33)
-
-
-@st.composite
-def big_tensors(draw: st.DrawFn) -> tuple[Tensor, Tensor | None, tuple[int, ...], bool]:
-    """A tensor of up to 2^33 elements, a mask or weights or none, the axes to reduce, and whether all is computed in float64."""
-    sizes, number = [], 1
-    for _ in range(draw(st.integers(1, 4))):
-        size = draw(st.sampled_from([size for size in SIZES if size * number <= 2**33]))
-        sizes.append(size)
-        number *= size
-    order = draw(st.permutations(range(len(sizes))))
-    dtype = draw(st.sampled_from(DTYPES))
-    x = torch.empty([sizes[axis] for axis in order], dtype=dtype, device="meta")
-    x = x.permute([order.index(axis) for axis in range(len(sizes))])
-    if draw(st.booleans()):
-        x = x[tuple(slice(None, None, draw(st.sampled_from((1, 1, 2)))) for _ in sizes)]
-    if draw(st.integers(0, 4)) == 0:  # many elements in little memory
-        x = x[:1].expand(x.shape)
-    axes = tuple(sorted(draw(st.sets(st.sampled_from(range(len(sizes))), min_size=1))))
-    other = None
-    if draw(st.booleans()):
-        expanded = [1 if draw(st.booleans()) else size for size in x.shape]
-        other = torch.empty(expanded, dtype=torch.bool, device="meta").expand(x.shape)
-    return x, other, axes, draw(st.booleans())
-
-
-@given(big_tensors())
-def test_no_plan_has_more_parts_than_are_joined(drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool]) -> None:
+@given(big_tensors(), st.sampled_from((plan, lane_plan)))
+def test_no_plan_has_more_parts_than_are_joined(
+    drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool], planned: Callable[..., TilePlan | None]
+) -> None:
     """One program joins the parts of a column, all of them; and they hold every tile once."""
     x, other, axes, double = drawn
-    tiles = plan(x, axes, other, double)
+    tiles = planned(x, axes, other, double)
     assert tiles is not None
     rows, width = join_tile(tiles.parts, tiles.kept)
     assert tiles.parts <= rows <= JOINED
@@ -160,11 +201,13 @@ def test_no_plan_has_more_parts_than_are_joined(drawn: tuple[Tensor, Tensor | No
     assert tiles.grid[0] * tiles.columns >= tiles.kept
 
 
-@given(big_tensors())
-def test_no_number_in_a_kernel_is_too_big_for_its_type(drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool]) -> None:
+@given(big_tensors(), st.sampled_from((plan, lane_plan)))
+def test_no_number_in_a_kernel_is_too_big_for_its_type(
+    drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool], planned: Callable[..., TilePlan | None]
+) -> None:
     """Offsets, and numbers of tiles and positions, are of 32 bits unless the plan is wide; counts of a part always are."""
     x, other, axes, double = drawn
-    tiles = plan(x, axes, other, double)
+    tiles = planned(x, axes, other, double)
     assert tiles is not None
     strides = [*zip(tiles.kept_sizes, tiles.kept_strides, tiles.other_kept_strides, strict=True)]
     strides += zip(tiles.outer_sizes, tiles.outer_strides, tiles.other_outer_strides, strict=True)

@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from reducers import Activity, Max, Mean, Min, Moments, Norm, Statistic, Sum, Summary
 from reducers.kernels import dispatch
-from reducers.kernels.triton import sweep, tiling
+from reducers.kernels.triton import lanes, sweep, tiling
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.sweep import join_partials, new_partials, sweep_into, swept
 
@@ -35,6 +35,8 @@ TILE = 64
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors have many tiles, and several parts of several tiles each."""
+    monkeypatch.setattr(lanes, "_LANES", 8)
+    monkeypatch.setattr(lanes, "_EACH", 8)
     monkeypatch.setattr(tiling, "_TILE", TILE)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 4)
 
@@ -223,7 +225,7 @@ def test_offsets_beyond_32_bits() -> None:
     storage = torch.empty(2**31 + 5000, dtype=torch.int8)  # only the pages that are touched take memory
     x = storage.as_strided((2, 3), (2**31 + 100, 1))
     x.copy_(torch.tensor([[1, 2, 3], [4, 5, -6]]))
-    tiles = tiling.plan(x, (0,))
+    tiles = lanes.lane_plan(x, (0,))
     assert tiles is not None
     assert tiles.wide
     found = swept(x, (0,), SUMMARY)
@@ -270,7 +272,7 @@ def test_nothing_is_allocated_beside_the_table_and_the_results(monkeypatch: pyte
 
 def test_what_the_kernels_do_not_take_is_left_to_plain_operations(on_cpu: None) -> None:
     many = torch.randn(2, 3, 2, 3, 2, 3, 2, 3, 2, 3)[:, ::2, :, ::2, :, ::2, :, ::2, :, ::2]
-    assert tiling.plan(many, tuple(range(10))) is None
+    assert lanes.lane_plan(many, tuple(range(10))) is None
     assert swept(many, tuple(range(10)), SUMMARY) is None
     assert swept(torch.randn(3, dtype=torch.complex64), (0,), {"sum": "exact"}) is None
     torch.testing.assert_close(Sum().update({}, many)["sum"], many.double().sum())

@@ -1,0 +1,135 @@
+"""How a tensor is cut for the sweep: tiles in which each lane, a thread of the GPU, adds what it reads by itself.
+
+A tile is of shape [lanes * vector, unroll]: a lane reads `unroll` pieces of `vector` neighbours in memory, of 16 bytes if it can. All
+that a lane adds lies in its own registers, and the lanes of a program are joined once, when it has read its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reducers.kernels.axes import Axis
+from reducers.kernels.triton.tiling import JOINED, TilePlan, cut_axes, merged_axes, power_of_two, product, tiled
+
+__all__ = ["MOST_PARTS", "LanePlan", "cut_many", "lane_plan", "lane_plan_of_many"]
+
+_LANES = 128  # threads of a program
+_EACH = 32  # elements that a lane reads of a tile before it adds them to its sums
+_BYTES = 16  # the most that a thread reads at once
+_KEPT = 4  # kept positions of a lane at most: each has sums of its own, in registers
+_ROW = 128  # bytes of a row that lanes read together
+_GROUP = 4  # lanes at least along a reduced axis, so that they read whole sectors of 32 bytes
+MOST_PARTS = JOINED // 2  # of one of many tensors: one program joins them
+_PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
+
+
+@dataclass(frozen=True)
+class LanePlan(TilePlan):
+    """The tiles of one tensor, and the lanes of a tile. Neighbours in memory are neighbours in the piece of a lane.
+
+    If they are reduced (`axis` is 1), a tile has `lanes // columns` lanes for each kept position, and `rows` is
+    `unroll * lanes // columns * vector`. If they are kept, a row of a tile has `columns // vector` lanes, and a lane has `vector`
+    kept positions.
+
+    Attributes:
+        unroll: pieces of a lane.
+        lanes: threads of a program.
+        vector: neighbours of a piece.
+    """
+
+    unroll: int
+    lanes: int
+    vector: int
+
+    @property
+    def across(self) -> int:
+        """The number of lanes that have the same kept positions."""
+        return self.rows // self.unroll if self.axis == 0 else self.rows // (self.unroll * self.vector)
+
+
+def lane_plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> LanePlan | None:
+    """Return how the reduction of `x` over `axes` is cut; None if more than `MAX_DIMS` axes cannot be merged.
+
+    Args:
+        other: a mask in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
+        double: all is computed in float64, as integers always are.
+    """
+    found = merged_axes(x, axes, other)
+    if found is None:
+        return None
+    kept, reduced, paired = *found, other is not None
+    positions = product(size for size, _, _ in kept)
+    each = _each(x.dtype, double) // (2 if paired else 1)
+    outer, run, inner = cut_axes(reduced, paired, _LANES * each if reduced[-1][1] <= kept[-1][1] else _LANES // 4)
+    inner_rows = power_of_two(inner[0], _LANES * each)
+    length = run[0] * inner_rows
+    near = run if inner_rows == 1 else inner
+    if kept[-1][1] < near[1]:
+        apart = [*kept[:-1], *outer, run, inner]
+        vector = min(_KEPT if each == _EACH else _KEPT // 2, _vector(x, kept[-1], apart)) if len(kept) == 1 else 1
+        columns = power_of_two(positions, min(_LANES * vector, max(_ROW // x.element_size(), 32)))
+        vector = min(vector, columns)
+        across = _LANES * vector // columns
+        # A lane adds along its pieces only, each of other kept positions: few pieces would be few numbers to add at once.
+        rows = power_of_two(length, across * max(8, each // vector))
+        across = min(across, rows)
+        unroll, lanes, axis = rows // across, across * columns // vector, 0
+    else:
+        apart = [*kept, *outer] if near is run else [*kept, *outer, run]
+        vector = _vector(x, near, apart)
+        rows = power_of_two(length, _LANES * each)
+        vector = min(vector, rows, each)
+        unroll = max(1, min(each // vector, rows // (vector * _GROUP)))
+        across = rows // (unroll * vector)
+        columns, axis = power_of_two(positions, max(1, _LANES // across)), 1
+        lanes = across * columns
+    cut = tiled(x, kept, outer, run, inner, rows, inner_rows, columns, axis)
+    return LanePlan(**vars(cut), unroll=unroll, lanes=lanes, vector=vector)
+
+
+def lane_plan_of_many(dtype: torch.dtype, parts: int) -> LanePlan:
+    """Return the tiles of many tensors of one dtype, which lie in memory without gaps and are cut into so many parts in all."""
+    axis, no_axes = (1,), ()
+    each = _each(dtype)
+    vector = min(_BYTES // dtype.itemsize, each)
+    tile = TilePlan(axis, axis, 1, 1, 1, 1, no_axes, no_axes, _LANES * each, 1, 1, 1, parts, 1, False, axis, 1, 1, no_axes)
+    return LanePlan(**vars(tile), unroll=each // vector, lanes=_LANES, vector=vector)
+
+
+def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]]:
+    """Return into how many parts tensors of these numbers of elements are cut, and the table of it that the kernels read.
+
+    How a tensor is cut depends on its own length only. Big ones have more parts than small ones, each of about equal length.
+    """
+    tile = _LANES * _each(dtype)
+    owners: list[int] = []
+    firsts: list[int] = []
+    sizes: list[int] = []
+    starts: list[int] = []
+    for owner, length in enumerate(lengths):
+        starts.append(len(owners))
+        size = tile * max(_PART_TILES, -(-length // (tile * MOST_PARTS)))
+        found = range(0, length, size)
+        owners += [owner] * len(found)
+        firsts += found
+        sizes += [min(size, length - first) for first in found]
+    numbers = [stop - start for start, stop in zip(starts, [*starts[1:], len(owners)], strict=True)]
+    assert max(numbers, default=0) <= MOST_PARTS <= JOINED, "a tensor has more parts than are joined"
+    return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
+
+
+def _each(dtype: torch.dtype, double: bool = False) -> int:
+    """Return how many elements a lane reads of a tile: half as many if they are computed in float64, as integers are."""
+    return _EACH if dtype.is_floating_point and dtype.itemsize <= 4 and not double else _EACH // 2
+
+
+def _vector(x: Tensor, near: Axis, others: Iterable[Axis]) -> int:
+    """Return how many neighbours along an axis are read at once: they must lie together, and where a piece may begin."""
+    vector = _BYTES // x.element_size()
+    if near[1] != 1 or any(size > 1 and stride % vector for size, stride, _ in others):
+        return 1
+    return vector
