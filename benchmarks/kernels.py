@@ -1,5 +1,7 @@
 """Compiles the GPU kernels for several architectures, without a GPU: registers, spilled bytes and shared memory of each.
 
+Of the sweep, also the instructions that an element takes, read in the machine code of an NVIDIA GPU.
+
 Run, with `pip install '.[gpu-tests]'`: python benchmarks/kernels.py
 """
 
@@ -177,7 +179,8 @@ def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:
             signature[name] = f"*{POINTERS.get(value.dtype) or ('u8' if value.dtype is torch.uint8 else f'i{8 * value.itemsize}')}"
         else:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-        if isinstance(value, torch.Tensor) or (special and value % 16 == 0):
+        aligned = isinstance(value, torch.Tensor) and not parameters[name].do_not_specialize_on_alignment
+        if aligned or (special and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
     return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options={"num_warps": warps})
 
@@ -199,12 +202,51 @@ def resources(binary: Any) -> dict[str, int]:
     return {**found, "registers": numbers["vgpr_count"], "spilled": spilled}
 
 
+def machine_code(binary: Any) -> str:
+    """The machine code of a kernel for an NVIDIA GPU as text."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+        return subprocess.run([tool, "-c", file.name], check=True, capture_output=True, text=True).stdout
+
+
+def loops(code: str) -> list[list[str]]:
+    """The instructions of each loop in machine code: of what lies between a branch backwards and where it leads."""
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            instructions.append(found[1])
+    places = ((place, re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)) for place, line in enumerate(instructions))
+    starts = ((labels[branch[1]], place) for place, branch in places if branch and labels.get(branch[1], place) < place)
+    return [instructions[start : place + 1] for start, place in starts]
+
+
+def of_an_element(kernel: Any, arguments: dict[str, Any], target: str = "sm_90") -> dict[str, Any]:
+    """What the sweep takes for an element of a full tile: instructions, the bytes of its widest load, and barriers in any loop."""
+    constants = dict(arguments)
+    found = loops(machine_code(compiled(kernel, arguments, TARGETS[target])))
+    loads = re.compile(r"\bLDG\.E(?:\.\w+)*?(?:\.(128|64))?\b(?!\.)")
+    # The tiles that are read quickly are those whose loop has the loads of a whole tile; the branches in it count as taken.
+    quick = max((loop for loop in found if sum("LDG" in line for line in loop) == constants["UNROLL"]), key=len)
+    widths = [int(load[1] or 32) // 8 for line in quick if (load := loads.search(line))]
+    return {
+        "instructions an element": len(quick) / (constants["UNROLL"] * constants["VECTOR"]),
+        "bytes of a load": max(widths),
+        "barriers in loops": sum("BAR" in line for loop in found for line in loop if len(loop) > 1),
+    }
+
+
 def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable[str], targets: Iterable[str]) -> Iterator[Row]:
     """The resources of the kernels of these reducers, dtypes and layouts, for these targets."""
     for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
         x, axes = layouts(dtype)[layout]
         for name, kernel, arguments in launches(x, axes, reducer):
-            found = resources(compiled(kernel, arguments, TARGETS[target]))
+            element = of_an_element(kernel, dict(arguments)) if counts_elements(name, reducer, dtype, target) else {}
+            found = {**resources(compiled(kernel, arguments, TARGETS[target])), **element}
             of = {
                 "kernel": name,
                 "reducer": reducer,
@@ -213,6 +255,11 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
                 "target": target,
             }
             yield {**of, **found}
+
+
+def counts_elements(kernel: str, reducer: str, dtype: torch.dtype, target: str) -> bool:
+    """Whether instructions are counted: of tiles that are read quickly, which those under a mask are not."""
+    return kernel == "sweep" and target == "sm_90" and reducer in FAMILIES and dtype in COMMON
 
 
 def all_rows() -> Iterator[Row]:
@@ -233,14 +280,14 @@ def most(found: Iterable[Row]) -> list[Row]:
     same: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         same.setdefault((row["reducer"], row["kernel"], row["target"]), []).append(row)
-    needed = ("registers", "spilled", "shared")
+    needed = ("registers", "spilled", "shared", "instructions an element", "barriers in loops")
     return [
         {
             "reducer": reducer,
             "kernel": kernel,
             "target": target,
             "compiled": len(rows),
-            **{key: max(row[key] for row in rows) for key in needed},
+            **{key: max(row[key] for row in rows if key in row) for key in needed if any(key in row for row in rows)},
         }
         for (reducer, kernel, target), rows in same.items()
     ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from reducers.kernels.locks import new_lock
 from reducers.kernels.triton import sweep
 from reducers.kernels.triton.accumulate_kernel import join_in_place
 from reducers.kernels.triton.arguments import WARPS, family, fields, join_constants, range_of, sweep_plan, takes_columns
+from reducers.kernels.triton.launching import Launch
 from reducers.kernels.triton.sweep import new_partials, sweep_into
 from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, power_of_two
 
@@ -127,7 +129,7 @@ def accumulate(x: Tensor, axes: tuple[int, ...], columns: str, threshold: float,
     with _lock:
         partials = _partials(x, axes, columns)
         if type(x) is Tensor:  # for which an operator would cost more than the launch
-            with torch.cuda.device(x.device if x.is_cuda else -1):
+            with sweep.on_device(x):
                 sweep._sweep(x, partials, axes, columns, threshold, handle, False)
                 _join_in_place(handle, partials, columns, x.dtype, slot)
         else:
@@ -137,18 +139,14 @@ def accumulate(x: Tensor, axes: tuple[int, ...], columns: str, threshold: float,
 
 def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.dtype, slot: int) -> None:
     _, parts, kept = partials.shape
+    _join_launch(columns, dtype, parts, kept)(partials.get_device(), (handle, partials), slot, using=sweep._launcher)
+
+
+@lru_cache(maxsize=4096)
+def _join_launch(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Launch:
     rows, width = join_tile(parts, kept)
-    sweep._launcher(join_in_place, False)[(-(-kept // width), 1, 1)](
-        handle,
-        partials,
-        slot,
-        kept,
-        parts,
-        PARTS=rows,
-        COLUMNS=width,
-        num_warps=WARPS,
-        **join_constants(columns, dtype),
-    )
+    constants = {**join_constants(columns, dtype), "PARTS": rows, "COLUMNS": width, "num_warps": WARPS}
+    return sweep.launch_of(join_in_place, (-(-kept // width), 1, 1), (kept, parts), constants)
 
 
 _library: Any = torch.library.Library("reducers", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -162,14 +160,22 @@ def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:
     if is_captured():
         return new_partials(x, axes, columns)
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda and _uses_cuda() else 0
-    tiles = sweep_plan(x, axes)
-    assert tiles is not None
-    shape = (fields(columns, x.dtype), tiles.parts, tiles.kept)
+    shape = _shape(x.shape, x.stride(), x.dtype, axes, columns)
     size = shape[0] * shape[1] * shape[2]
     shared = _scratch.get((x.device, stream))
     if shared is None or shared.numel() < size or type(shared) is not type(x):
         shared = _scratch[x.device, stream] = _new(power_of_two(size, size), x.device)
     return shared[:size].view(shape)
+
+
+@lru_cache(maxsize=4096)
+def _shape(
+    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, axes: tuple[int, ...], columns: str
+) -> tuple[int, int, int]:
+    """Return the shape of a table for partial statistics of tensors of this layout."""
+    tiles = sweep_plan(torch.empty_strided(shape, strides, dtype=dtype, device="meta"), axes)
+    assert tiles is not None
+    return fields(columns, dtype), tiles.parts, tiles.kept
 
 
 def _new(size: int, device: torch.device) -> Tensor:

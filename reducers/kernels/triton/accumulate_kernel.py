@@ -10,11 +10,10 @@ from reducers.kernels.triton.join_kernel import join
 __all__ = ["join_in_place"]
 
 
-@triton.jit(do_not_specialize=["slot", "kept", "parts"])
+@triton.jit(do_not_specialize=["slot", "kept", "parts"], do_not_specialize_on_alignment=["handle", "partials"])
 def join_in_place(
     handle,
     partials,
-    slot,
     kept,
     parts,
     ORDER: tl.constexpr,
@@ -29,6 +28,7 @@ def join_in_place(
     HIGHEST: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    slot=0,
 ):
     """Join the statistics of all parts to the accumulators of a slot, and count the observation.
 
@@ -70,6 +70,7 @@ def join_in_place(
     join(
         partials,
         None,
+        None,
         table,
         others,
         mean,
@@ -96,7 +97,6 @@ def join_in_place(
         total,
         kept,
         parts,
-        None,
         ORDER=ORDER,
         EXTREMES=EXTREMES,
         COUNTS=COUNTS,

@@ -14,9 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_arguments, sweep_plan, takes_columns
-from reducers.kernels.triton.sweep import _join, join_partials, new_partials, new_results, sweep_into
-from reducers.kernels.triton.sweep_kernel import sweep
+from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_plan, takes_columns
+from reducers.kernels.triton.launching import is_aligned
+from reducers.kernels.triton.sweep import (
+    _join,
+    join_partials,
+    new_partials,
+    new_results,
+    on_device,
+    sweep_into,
+    sweep_launch,
+)
 
 __all__ = ["SlotTable", "slots_for"]
 
@@ -38,7 +46,7 @@ class SlotTable:
         self.size = 8 * torch.Size(self._one).numel()
         self._shape = kept_shape(like, axes)
         self.form = self._one, tuple(self._shape), like.dtype  # the kernel that joins reads all parts of a slot
-        self._grid, self._numbers, self._constants = sweep_arguments(like, axes, self._names, threshold)
+        self._launch = sweep_launch(like.shape, like.stride(), like.dtype, axes, self._names, threshold, None, False)
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:
         """Return a table of so many slots. What joins them is compiled then, so that nothing is written that cannot be joined."""
@@ -50,8 +58,8 @@ class SlotTable:
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
         if type(x) is Tensor:
-            with torch.cuda.device(x.device if x.is_cuda else -1):
-                sweep[self._grid](bytes_of(x), table, *_UNUSED, *self._numbers, DUE=False, slot=slot, **self._constants)
+            with on_device(x):
+                self._launch((x.get_device(), is_aligned(x), True), (bytes_of(x), table, *_UNUSED), slot)
         else:
             x = x.as_strided(self.like.shape, self.like.stride())
             sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)
@@ -62,7 +70,7 @@ class SlotTable:
         before = [state[key] for key in self.columns] if state else []
         dtype = self.like.dtype
         if type(table) is Tensor:
-            with torch.cuda.device(table.device if table.is_cuda else -1):
+            with on_device(table):
                 found = _join(table, self._shape, self._names, dtype, before, None, False, first, last)
         else:
             found = join_partials(table, self._shape, self._names, dtype, before, None, first, last)

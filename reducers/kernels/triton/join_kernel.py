@@ -7,7 +7,7 @@ import triton.language as tl
 
 from reducers.kernels.triton.words import as_number
 
-__all__ = ["join"]
+__all__ = ["OUTPUTS", "join"]
 
 
 @triton.jit
@@ -24,10 +24,18 @@ def _narrowed(value, out, INTEGER: tl.constexpr):
     return value.to(out.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["parts", "first", "last"])
+OUTPUTS = ("count", "nonfinite", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf", "total")
+"""What the kernel writes, in the order of its arguments; and what it reads of a state."""
+
+_PLACES = ["partials", "due", "cuts", *(f"{name}_{which}" for which in ("out", "old") for name in OUTPUTS)]
+
+
+# Where tensors begin makes no other kernel.
+@triton.jit(do_not_specialize=["parts", "first", "last"], do_not_specialize_on_alignment=_PLACES)
 def join(
     partials,
     due,
+    cuts,
     count_out,
     nonfinite_out,
     mean_out,
@@ -54,7 +62,6 @@ def join(
     total_old,
     kept,
     parts,
-    cuts,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,

@@ -1,7 +1,7 @@
 """How a tensor is cut for the sweep: tiles in which each lane, a thread of the GPU, adds what it reads by itself.
 
-A tile is of shape [lanes * vector, unroll]: a lane reads `unroll` pieces of `vector` neighbours in memory, of 16 bytes if it can. All
-that a lane adds lies in its own registers, and the lanes of a program are joined once, when it has read its part.
+A tile is of shape [lanes * vector, unroll]: a lane reads `unroll` pieces of `vector` neighbours in memory, of 16 bytes if it can.
+All that a lane adds lies in its own registers, and the lanes of a program are joined once, when it has read its part.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _EACH = 32  # elements that a lane reads of a tile before it adds them to its su
 _BYTES = 16  # the most that a thread reads at once
 _KEPT = 4  # kept positions of a lane at most: each has sums of its own, in registers
 _ROW = 128  # bytes of a row that lanes read together
+_PROGRAMS = 2048  # at most, so that each processor of a GPU has about as much to do as the others
+_TILES = 8  # of a program, or there are fewer programs
 _GROUP = 4  # lanes at least along a reduced axis, so that they read whole sectors of 32 bytes
 MOST_PARTS = JOINED // 2  # of one of many tensors: one program joins them
 _PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
@@ -51,19 +53,27 @@ class LanePlan(TilePlan):
         return self.rows // self.unroll if self.axis == 0 else self.rows // (self.unroll * self.vector)
 
 
-def lane_plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> LanePlan | None:
+def lane_plan(
+    x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False, fitted: bool = False
+) -> LanePlan | None:
     """Return how the reduction of `x` over `axes` is cut; None if more than `MAX_DIMS` axes cannot be merged.
 
     Args:
-        other: a mask in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
+        other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
         double: all is computed in float64, as integers always are.
+        fitted: few tiles shall be cut off by the end of a short axis, and lanes have as many elements as without `other` if
+            neighbours share what is read of it.
     """
     found = merged_axes(x, axes, other)
     if found is None:
         return None
     kept, reduced, paired = *found, other is not None
     positions = product(size for size, _, _ in kept)
-    each = _each(x.dtype, double) // (2 if paired else 1)
+    each = _each(x.dtype, double)
+    if paired and not (fitted and min(kept[-1], reduced[-1], key=lambda axis: axis[1])[2] == 0):
+        each //= 2
+    if fitted:
+        reduced = _parted(reduced, x.element_size())
     outer, run, inner = cut_axes(reduced, paired, _LANES * each if reduced[-1][1] <= kept[-1][1] else _LANES // 4)
     inner_rows = power_of_two(inner[0], _LANES * each)
     length = run[0] * inner_rows
@@ -80,14 +90,17 @@ def lane_plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, dou
         unroll, lanes, axis = rows // across, across * columns // vector, 0
     else:
         apart = [*kept, *outer] if near is run else [*kept, *outer, run]
-        vector = _vector(x, near, apart)
         rows = power_of_two(length, _LANES * each)
-        vector = min(vector, rows, each)
+        if fitted and rows * _PART_TILES > length:
+            rows = max(_factor(length), min(rows, _LANES // 2))
+        # The neighbours of a piece lie together along the short axis only.
+        vector = min(_vector(x, near, apart), inner_rows if inner_rows > 1 else rows, each)
         unroll = max(1, min(each // vector, rows // (vector * _GROUP)))
         across = rows // (unroll * vector)
         columns, axis = power_of_two(positions, max(1, _LANES // across)), 1
         lanes = across * columns
-    cut = tiled(x, kept, outer, run, inner, rows, inner_rows, columns, axis)
+    count = product(size for size, _, _ in outer) * -(-run[0] // (rows // inner_rows)) * -(-positions // columns)
+    cut = tiled(x, kept, outer, run, inner, rows, inner_rows, columns, axis, min(_PROGRAMS, count // _TILES))
     return LanePlan(**vars(cut), unroll=unroll, lanes=lanes, vector=vector)
 
 
@@ -125,6 +138,20 @@ def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]
 def _each(dtype: torch.dtype, double: bool = False) -> int:
     """Return how many elements a lane reads of a tile: half as many if they are computed in float64, as integers are."""
     return _EACH if dtype.is_floating_point and dtype.itemsize <= 4 and not double else _EACH // 2
+
+
+def _factor(number: int) -> int:
+    """Return the greatest power of two that divides a number."""
+    return number & -number
+
+
+def _parted(reduced: list[Axis], itemsize: int) -> list[Axis]:
+    """Return the axes with the last cut, if it is not a power of two, so that the new last is: tiles of it are full."""
+    *others, (size, stride, other) = reduced
+    factor = _factor(size)
+    if not others or factor == size or factor * itemsize < _ROW:
+        return reduced
+    return [(size // factor, stride * factor, other * factor), *others, (factor, stride, other)]
 
 
 def _vector(x: Tensor, near: Axis, others: Iterable[Axis]) -> int:

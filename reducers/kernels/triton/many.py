@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import List  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
@@ -13,7 +14,7 @@ from reducers.kernels.axes import fills_memory
 from reducers.kernels.columns import column_dtypes
 from reducers.kernels.triton.arguments import fields, takes_columns
 from reducers.kernels.triton.lanes import cut_many
-from reducers.kernels.triton.sweep import _join, _sweep
+from reducers.kernels.triton.sweep import _join, on_device, sweep_many
 
 __all__ = ["AddressTables", "Family", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
 
@@ -77,7 +78,7 @@ def swept_rows(
     """
     first = next(x for x in xs if x is not None).detach()
     dense = [x if x is None else _dense(x) for x in xs]  # copies live until all is launched
-    with torch.cuda.device(first.device if first.is_cuda and type(first) is Tensor else -1):
+    with on_device(first) if type(first) is Tensor else nullcontext():
         tables = AddressTables.of(dense, before)
         return [_swept(first, tables, *family) for family in families], tables
 
@@ -98,7 +99,7 @@ def sweep_rows(x: Tensor, partials: Tensor, columns: str, threshold: float, addr
         addresses, cuts: the tables of the tensors.
         aligned: whether each of them begins at a multiple of 16 bytes.
     """
-    _sweep(x, partials, (), columns, threshold, None, True, addresses=addresses, cuts=cuts, aligned=aligned)
+    sweep_many(x, partials, columns, threshold, addresses, cuts, aligned, True)
 
 
 @triton_op("reducers::join_rows", mutates_args={})
@@ -124,7 +125,7 @@ def _swept(
     assert addresses is not None
     if type(x) is Tensor:  # for which an operator would cost more than the launch
         if tables.parts:
-            _sweep(x, partials, (), names, threshold, None, False, addresses=addresses, cuts=cuts, aligned=tables.aligned)
+            sweep_many(x, partials, names, threshold, addresses, cuts, tables.aligned, False)
         results = _join(partials, [rows], names, x.dtype, before, None, False, cuts=cuts)
     else:
         sweep_rows(x, partials, names, threshold, addresses, cuts, tables.aligned)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, List, NamedTuple, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
-import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
 from reducers.errors import ArgumentError
 from reducers.kernels.columns import COLUMNS, column_dtypes
@@ -25,15 +26,24 @@ from reducers.kernels.triton.arguments import (
     swept_dtype,
     takes_columns,
 )
-from reducers.kernels.triton.join_kernel import join
+from reducers.kernels.triton.join_kernel import OUTPUTS, join
 from reducers.kernels.triton.lanes import MOST_PARTS
+from reducers.kernels.triton.launching import Launch, is_aligned, launcher
 from reducers.kernels.triton.sweep_kernel import sweep
 from reducers.kernels.triton.tiling import join_tile
 
-__all__ = ["join_partials", "new_partials", "new_results", "sweep_into", "swept", "swept_in_graph"]
-
-OUTPUTS = tuple(name.removesuffix("_out") for name in join.arg_names if name.endswith("_out"))
-"""What the kernel that joins writes, in the order of its arguments."""
+__all__ = [
+    "join_partials",
+    "launch_of",
+    "new_partials",
+    "new_results",
+    "on_device",
+    "sweep_into",
+    "sweep_launch",
+    "sweep_many",
+    "swept",
+    "swept_in_graph",
+]
 
 
 def swept(
@@ -62,24 +72,66 @@ def swept(
     Raises:
         ArgumentError: the latter, inside a graph that is being compiled.
     """
-    if x.dtype not in DTYPES or not takes_columns(swept_dtype(x, mask), columns.values()):
-        return None
     names = ",".join(columns.values())
     before = [] if not state else [state[key] for key in columns]
+    if type(x) is Tensor and not torch.compiler.is_compiling():  # for which an operator would cost more than the launch
+        form = _form(x.shape, x.stride(), x.dtype, axes, names, None if mask is None else mask.stride())
+        if form is None:
+            return None
+        with on_device(x):
+            partials = torch.empty(form.partials, dtype=torch.int64, device=x.device)
+            _sweep(x, partials, axes, names, threshold, None, False, mask=mask)
+            results = _join(partials, form.shape, names, form.dtype, before, None, False)
+        return dict(zip(columns, results, strict=True))
+    if not are_swept(x, names, mask):
+        return None
     if torch.compiler.is_compiling():
         return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before, mask), strict=True))
     if sweep_plan(x, axes, mask) is None:
         return None
     partials = new_partials(x, axes, names, mask)
     shape, dtype = kept_shape(x, axes), swept_dtype(x, mask)
-    if type(x) is Tensor:  # for which an operator would cost more than the launch
-        with torch.cuda.device(x.device if x.is_cuda else -1):
-            _sweep(x, partials, axes, names, threshold, None, False, mask=mask)
-            results = _join(partials, shape, names, dtype, before, None, False)
-    else:
-        sweep_into(x, partials, axes, names, threshold, mask=mask)
-        results = join_partials(partials, shape, names, dtype, before)
-    return dict(zip(columns, results, strict=True))
+    sweep_into(x, partials, axes, names, threshold, mask=mask)
+    return dict(zip(columns, join_partials(partials, shape, names, dtype, before), strict=True))
+
+
+class _Form(NamedTuple):
+    """The shape of a table of partial statistics; the shape of the kept axes, and the dtype in which elements are reduced."""
+
+    partials: tuple[int, int, int]
+    shape: list[int]
+    dtype: torch.dtype
+
+
+@lru_cache(maxsize=4096)
+def _form(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    axes: tuple[int, ...],
+    columns: str,
+    masked: tuple[int, ...] | None,
+) -> _Form | None:
+    """Return what `swept` allocates for tensors of this layout; None if the kernels do not take them."""
+    x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    mask = None if masked is None else torch.empty_strided(shape, masked, dtype=torch.bool, device="meta")
+    tiles = sweep_plan(x, axes, mask) if are_swept(x, columns, mask) else None
+    if tiles is None:
+        return None
+    wide = swept_dtype(x, mask)
+    return _Form((fields(columns, wide), tiles.parts, tiles.kept), kept_shape(x, axes), wide)
+
+
+def are_swept(x: Tensor, columns: str, mask: Tensor | None) -> bool:
+    """Return whether the kernels compute these columns of tensors of the dtype of `x`."""
+    return x.dtype in DTYPES and takes_columns(swept_dtype(x, mask), columns.split(","))
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Makes the device of a tensor the current one, on which kernels are launched."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def new_partials(x: Tensor, axes: Sequence[int], columns: str, mask: Tensor | None = None) -> Tensor:
@@ -162,18 +214,71 @@ def _sweep(
     traced: bool,
     slot: int = 0,
     mask: Tensor | None = None,
-    addresses: Tensor | None = None,
-    cuts: Tensor | None = None,
-    aligned: bool = False,
 ) -> None:
-    if cuts is None:
-        grid, numbers, constants = sweep_arguments(x, axes, columns, threshold, mask)
-    else:
-        grid, numbers, constants = many_arguments(x.dtype, partials.shape[1], columns, threshold, aligned)
     chosen = None if mask is None else bytes_of(mask)
-    _launcher(sweep, traced)[grid](
-        bytes_of(x), partials, due, chosen, addresses, cuts, *numbers, DUE=due is not None, slot=slot, **constants
-    )
+    tensors = bytes_of(x), partials, due, chosen, None, None
+    if traced:
+        grid, numbers, constants = sweep_arguments(x, axes, columns, threshold, mask)
+        launcher(sweep, True)[grid](*tensors, *numbers, DUE=due is not None, slot=slot, **constants)
+        return
+    masked = None if mask is None else mask.stride()
+    launch = sweep_launch(x.shape, x.stride(), x.dtype, tuple(axes), columns, threshold, masked, due is not None)
+    kind = x.get_device(), is_aligned(x), mask is None or is_aligned(mask), None if due is None else due.dtype
+    launch(kind, tensors, slot, using=_launcher)
+
+
+@lru_cache(maxsize=4096)
+def sweep_launch(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    axes: tuple[int, ...],
+    columns: str,
+    threshold: float,
+    masked: tuple[int, ...] | None,
+    due: bool,
+) -> Launch:
+    """Return the launch that sweeps tensors of this layout.
+
+    Args:
+        masked: the strides of a mask.
+        due: whether a flag says if anything is read.
+    """
+    x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    mask = None if masked is None else torch.empty_strided(shape, masked, dtype=torch.bool, device="meta")
+    grid, numbers, constants = sweep_arguments(x, axes, columns, threshold, mask)
+    return launch_of(sweep, grid, numbers, {**constants, "DUE": due})
+
+
+@lru_cache(maxsize=1024)
+def _many_launch(dtype: torch.dtype, parts: int, columns: str, threshold: float, aligned: bool) -> Launch:
+    grid, numbers, constants = many_arguments(dtype, parts, columns, threshold, aligned)
+    return launch_of(sweep, grid, numbers, {**constants, "DUE": False})
+
+
+def launch_of(kernel: Any, grid: tuple[int, int, int], numbers: Sequence[Any], constants: dict[str, Any]) -> Launch:
+    """Return a launch with these numbers, which follow the tensors of the kernel, and then these constants."""
+    in_order = [constants[name] for name in kernel.arg_names if name in constants]
+    return Launch(kernel, grid, (*numbers, *in_order), constants["num_warps"])
+
+
+def sweep_many(
+    x: Tensor,
+    partials: Tensor,
+    columns: str,
+    threshold: float,
+    addresses: Tensor,
+    cuts: Tensor,
+    aligned: bool,
+    traced: bool,
+) -> None:
+    """Write the partial statistics of many tensors, of which `x` is one, by tables that say where they are and how they are cut."""
+    tensors, parts = (bytes_of(x), partials, None, None, addresses, cuts), partials.shape[1]
+    if traced:
+        grid, numbers, constants = many_arguments(x.dtype, parts, columns, threshold, aligned)
+        launcher(sweep, True)[grid](*tensors, *numbers, DUE=False, slot=0, **constants)
+        return
+    _many_launch(x.dtype, parts, columns, threshold, aligned)((x.get_device(), is_aligned(x)), tensors, 0, using=_launcher)
 
 
 def _join(
@@ -188,35 +293,55 @@ def _join(
     last: int = 1,
     cuts: Tensor | None = None,
 ) -> list[Tensor]:
-    names = columns.split(",")
-    *_, parts, kept = partials.shape
     results = new_results(shape, columns, dtype, partials.device)
-    new, old = ({_output(name): bytes_of(value) for name, value in zip(names, values, strict=False)} for values in (results, state))
-    if cuts is None:
-        rows, width = join_tile(parts, kept)
-    else:  # neither depends on the other tensors, so the result does not
-        (kept,), rows, width = shape, MOST_PARTS, 1
-    _launcher(join, traced)[(-(-kept // width), 1, 1)](
-        partials,
-        due,
-        *(new.get(name) for name in OUTPUTS),
-        *(old.get(name) for name in OUTPUTS),
-        kept,
-        parts,
-        cuts,
-        WITH_COUNT="count" in names,
-        WITH_NONFINITE="nonfinite" in names,
-        STATE=len(state) > 0,
-        DUE=due is not None,
-        MANY=cuts is not None,
-        PARTS=rows,
-        COLUMNS=width,
-        first=first,
-        last=last,
-        num_warps=WARPS,
-        **join_constants(columns, dtype),
-    )
+    of = columns, dtype, partials.shape[-2], partials.shape[-1] if cuts is None else shape[0], len(state) > 0, due is not None
+    places = _places(columns)
+    tensors = partials, due, cuts, *_placed(results, places), *_placed(state, places)
+    if traced:
+        grid, numbers, constants = _join_arguments(*of, cuts is not None)
+        launcher(join, True)[grid](*tensors, *numbers, first=first, last=last, **constants)
+    else:
+        _join_launch(*of, cuts is not None)(partials.get_device(), tensors, first, last, using=_launcher)
     return results
+
+
+def _join_arguments(
+    columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, due: bool, many: bool
+) -> tuple[tuple[int, int, int], tuple[int, int], dict[str, Any]]:
+    # Of many tensors the tile does not depend on the others, so the result does not.
+    rows, width = (MOST_PARTS, 1) if many else join_tile(parts, kept)
+    names = columns.split(",")
+    constants = {
+        **join_constants(columns, dtype),
+        "WITH_COUNT": "count" in names,
+        "WITH_NONFINITE": "nonfinite" in names,
+        "STATE": state,
+        "DUE": due,
+        "MANY": many,
+        "PARTS": rows,
+        "COLUMNS": width,
+        "num_warps": WARPS,
+    }
+    return (-(-kept // width), 1, 1), (kept, parts), constants
+
+
+@lru_cache(maxsize=4096)
+def _join_launch(columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, due: bool, many: bool) -> Launch:
+    return launch_of(join, *_join_arguments(columns, dtype, parts, kept, state, due, many))
+
+
+@lru_cache(maxsize=256)
+def _places(columns: str) -> tuple[int | None, ...]:
+    """Return for each output of the kernel that joins which of the columns it is; None if it is none of them."""
+    names = ["total" if COLUMNS[name].is_total else name for name in columns.split(",")]
+    return tuple(names.index(name) if name in names else None for name in OUTPUTS)
+
+
+def _placed(values: Sequence[Tensor], places: Sequence[int | None]) -> tuple[Tensor | None, ...]:
+    """Return tensors, in the order of columns, in that of the arguments of the kernel that joins."""
+    if not values:
+        return (None,) * len(places)
+    return tuple(None if place is None else bytes_of(values[place]) for place in places)
 
 
 def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -224,11 +349,4 @@ def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: 
     return [torch.empty(shape, dtype=kind, device=device) for kind in column_dtypes(tuple(columns.split(",")), dtype)]
 
 
-def _output(column: str) -> str:
-    """Return which output of the kernel that joins a column is."""
-    return "total" if COLUMNS[column].is_total else column
-
-
-def _launcher(kernel: Any, traced: bool) -> Any:
-    """Return the kernel as a tracer sees it; as it is if it is interpreted, which no tracer can see."""
-    return wrap_triton(kernel) if traced and isinstance(kernel, triton.runtime.JITFunction) else kernel
+_launcher = launcher  # tests put another in its place

@@ -113,7 +113,7 @@ _PLAIN = [
 ]
 
 
-@triton.jit(do_not_specialize=_PLAIN)
+@triton.jit(do_not_specialize=_PLAIN, do_not_specialize_on_alignment=["partials", "due", "addresses", "cuts"])
 def sweep(
     x,
     partials,

@@ -156,11 +156,17 @@ def tiled(
     inner_rows: int,
     columns: int,
     axis: int,
+    programs: int = 0,
 ) -> TilePlan:
-    """Return the plan for tiles of this size, along the axes that `merged_axes` and `cut_axes` found."""
+    """Return the plan for tiles of this size, along the axes that `merged_axes` and `cut_axes` found.
+
+    Args:
+        programs: how many share the tiles at most, if more than usual.
+    """
     positions, step = product(size for size, _, _ in kept), rows // inner_rows
     count = product(size for size, _, _ in outer) * -(-run[0] // step)
-    tiles = -(-count // min(count, max(1, _MAX_PARTS // -(-positions // columns))))
+    most = max(programs, _MAX_PARTS) // -(-positions // columns)
+    tiles = -(-count // min(count, JOINED, max(1, most)))
     parts = -(-count // tiles)
     assert parts <= JOINED, f"{parts} parts of shape {tuple(x.shape)} are more than the {JOINED} that are joined"
     last = max(

@@ -159,4 +159,5 @@ def test_a_recording_goes_on_from_states_that_were_saved(tmp_path: Any) -> None:
         resumed.save(tmp_path / "run", overwrite=True)
         resumed.deregister()
     for key, value in recorder["layer"].states["weight"].items():
-        assert resumed["layer"].states["weight"][key].equal(value), key
+        # PyTorch merges what was saved with the first step after it, in the same float64 but another order of roundings.
+        torch.testing.assert_close(resumed["layer"].states["weight"][key], value, rtol=1e-15, atol=0, msg=key)

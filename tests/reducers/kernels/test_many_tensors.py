@@ -28,7 +28,7 @@ from reducers.kernels.axes import fills_memory
 from reducers.kernels.triton import lanes, many
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.many import AddressTables, row_dtypes, swept_rows
-from reducers.kernels.triton.sweep import _sweep
+from reducers.kernels.triton.sweep import sweep_many
 
 ALL = {name: name for name in ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")}
 TILE, PART = 64, 128  # numbers of a tile, and of a part
@@ -186,7 +186,7 @@ def test_offsets_beyond_32_bits() -> None:
     x[2**31 + 100 : 2**31 + 103] = torch.tensor([1, 2, -6])
     partials = torch.empty((4, 1, 1), dtype=torch.int64)
     addresses, cuts = torch.tensor([x.data_ptr()]), torch.tensor([0, 2**31 + 100, 3, 0, 1])
-    _sweep(x, partials, (), "count,min,max,exact", 0.0, None, False, addresses=addresses, cuts=cuts)
+    sweep_many(x, partials, "count,min,max,exact", 0.0, addresses, cuts, False, False)
     assert partials.flatten().tolist() == [3, -6, 2, -3]
 
 

@@ -67,6 +67,22 @@ def test_digests_and_sketches_of_all_dtypes_and_rows_compile_without_spills(redu
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), ("sm_90",)))
 
 
+@pytest.mark.parametrize("layout", ["everything", "last axis kept", "channels kept"])
+@pytest.mark.parametrize("dtype", kernels.COMMON, ids=str)
+@pytest.mark.parametrize(("reducer", "most"), [("Summary", 24), ("Mean", 8), ("Norm", 8), ("Moments(order=4)", 24)])
+def test_an_element_takes_few_instructions_and_no_lane_waits_for_another(
+    reducer: str, most: int, dtype: torch.dtype, layout: str
+) -> None:
+    """In the machine code for an H100, where the memory brings an element of float32 in the time of 38 instructions."""
+    x, axes = kernels.layouts(dtype)[layout]
+    _, kernel, arguments = next(kernels.launches(x, axes, reducer))
+    found = kernels.of_an_element(kernel, arguments)
+    assert found["instructions an element"] <= most
+    assert found["barriers in loops"] == 0
+    # If features are kept a lane has four of them at most, since each has sums of its own in registers.
+    assert found["bytes of a load"] == (4 * dtype.itemsize if layout == "last axis kept" else 16)
+
+
 def test_a_digest_is_read_by_16_bytes_a_thread() -> None:
     x, axes = kernels.layouts(torch.bfloat16)["everything"]
     _, kernel, arguments = next(kernels.launches(x, axes, "Digest"))
@@ -113,9 +129,10 @@ def test_neither_a_mask_nor_weights_are_read_by_the_kernels_without_them() -> No
     for reducer in ("Summary", "Summary, masked"):
         _, kernel, arguments = next(kernels.launches(x, axes, reducer))
         binary = kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"])
-        names[reducer] = binary.asm["ptx"].count(".param ."), binary.asm["ptx"].count("ld.global")
+        ptx = binary.asm["ptx"]
+        names[reducer] = ptx.count(".param ."), ptx.count("ld.global.b8") + ptx.count("ld.global.u8")
     assert names["Summary"][0] < names["Summary, masked"][0]
-    assert names["Summary"][1] < names["Summary, masked"][1]
+    assert names["Summary"][1] == 0 < names["Summary, masked"][1]
 
 
 def variance(x: Tensor) -> Tensor:
