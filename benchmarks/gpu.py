@@ -26,9 +26,11 @@ from gpu_timing import Findings
 from measure import RESULTS, versions, write
 
 SECTIONS: dict[str, Callable[..., None]] = {
+    "bandwidth": gpu_kernels.bandwidth,
     "training": gpu_training.training,
     "training-big": partial(gpu_training.training, name=gpu_training.BIG),
-    "bandwidth": gpu_kernels.bandwidth,
+    "training-compiled": partial(gpu_training.training, execution="compiled"),
+    "training-big-compiled": partial(gpu_training.training, name=gpu_training.BIG, execution="compiled"),
     "calls": gpu_kernels.calls,
     "observations": gpu_peers.observations,
     "steps": gpu_peers.steps,
@@ -36,11 +38,30 @@ SECTIONS: dict[str, Callable[..., None]] = {
 WHAT = {
     "training": f"a training step of {gpu_training.SMALL} parameters, as a multiple of the bare one; bf16 autocast, AdamW",
     "training-big": f"a training step of {gpu_training.BIG} parameters, as a multiple of the bare one; bf16, AdamW",
-    "bandwidth": f"an update of {gpu_kernels.BYTES >> 20} MB, as a share of the speed of a copy, which reads and writes",
+    "training-compiled": f"the same step of {gpu_training.SMALL} parameters, compiled",
+    "training-big-compiled": f"the same step of {gpu_training.BIG} parameters, compiled",
+    "bandwidth": f"an update of {gpu_kernels.BYTES >> 20} MB in a CUDA graph, as a share of the speed of a copy and of `x.sum()`",
     "calls": f"one of {gpu_kernels.CALLS} recorded calls of a layer whose output has 25 MB",
     "observations": "one observation of the output of a layer that does nothing, as a multiple of x.sum()",
     "steps": "a training step of the 124 M network, observed by each, as a multiple of the bare one",
 }
+MINUTES = {
+    "bandwidth": 2,
+    "training": 2,
+    "training-big": 3,
+    "training-compiled": 6,
+    "training-big-compiled": 8,
+    "calls": 3,
+    "observations": 3,
+    "steps": 4,
+}
+"""About how long a section takes on one H100 beside 16 cores, kernels compiled included; the compiled ones are a guess."""
+
+
+def plan() -> str:
+    """The order of the sections, which is that of what they tell, and about how long each takes."""
+    lines = [f"{name:22} {MINUTES[name]} min  {WHAT[name]}" for name in SECTIONS]
+    return "\n".join([*lines, f"{'all':22} {sum(MINUTES.values())} min"])
 
 
 def described(device: torch.device) -> dict[str, Any]:
@@ -67,11 +88,15 @@ def stored(name: str, device: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny networks and tensors, to try that everything runs")
+    parser.add_argument("--plan", action="store_true", help="print the sections, and about how long they take; measure nothing")
     parser.add_argument("--only", choices=list(SECTIONS), help="one section")
     parser.add_argument(
         "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: with --quick, what can be tried without a GPU"
     )
     chosen = parser.parse_args(arguments)
+    if chosen.plan:
+        print(plan())
+        return 0
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print(
             "there is no GPU here: nothing was measured; --device cpu --quick tries what can be tried without one", file=sys.stderr
@@ -85,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("triton is missing: the GPU's figures are those of plain PyTorch calls", file=sys.stderr)
     name, of = "gpu_quick" if chosen.quick else "gpu", described(device)
     sections = stored(name, of) if chosen.only else {}
-    names = [chosen.only] if chosen.only else [name for name in SECTIONS if not (chosen.quick and name == "training-big")]
+    names = [chosen.only] if chosen.only else [name for name in SECTIONS if not (chosen.quick and "big" in name)]
     for section in names:
         print(f"== {section}: {WHAT[section]}", flush=True)
 

@@ -1,15 +1,19 @@
-"""How close an update on a GPU comes to the speed of its memory, and what one recorded call costs: kernels, memory, waits."""
+"""How close an update on a GPU comes to the speed of its memory, and what one recorded call costs: kernels, memory, waits.
+
+An update is measured as part of a CUDA graph, so that the host does not matter; what it takes of the host stands beside it.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from gpu_timing import QUICK, Effort, Findings, in_turn, kernels_of, peak_of, ratios, without_waits
-from measure import spread
+from gpu_timing import QUICK, Effort, Findings, graphed, host_time, in_turn, kernels_of, peak_of, ratios, summary, without_waits
 from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Recorder
@@ -17,10 +21,13 @@ from reducers import Activity, Extremes, Histogram, Mean, Moments, Norm, Quantil
 
 __all__ = ["LAYOUTS", "REDUCERS", "bandwidth", "calls"]
 
-BYTES = 1 << 29
-"""Of a tensor whose bandwidth is measured: so many that neither its cache nor the host hides what the device does."""
+BYTES = 1 << 28
+"""Of a tensor whose bandwidth is measured: so many that the cache of the device does not hold it."""
 
-EFFORT = Effort(calls=5, seconds=0.5)
+GRAPH = 4
+"""Updates of a CUDA graph."""
+
+EFFORT = Effort(calls=2, seconds=0.03)
 
 ROWS = 8192
 """Of the observation of a recorded call: 25 MB of float32."""
@@ -52,36 +59,95 @@ LAYOUTS: dict[str, tuple[str, Callable[[int, int, Any], Tensor]]] = {
 
 
 def bandwidth(found: Findings, device: torch.device, quick: bool) -> None:
-    """Updates of a big tensor, as shares of a copy of it, and of `x.sum()`, which only reads."""
+    """Updates of a big tensor, as shares of a copy of it, and of `x.sum()`, which only reads; their numbers are checked first."""
     size, width, dtypes = (1 << 16, 64, DTYPES[:1]) if quick else (BYTES, 1024, DTYPES)
+    if device.type == "cuda":
+        _compile_ahead([(who, layout, dtype, size, width) for layout in LAYOUTS for dtype in dtypes for who in SWEPT])
     for layout, (pattern, make) in LAYOUTS.items():
         for dtype in dtypes:
             x = make(size // dtype.itemsize, width, {"dtype": dtype, "device": device})
             of = {"layout": layout, "dtype": str(dtype).removeprefix("torch.")}
             functions: dict[str, Callable[[], object]] = {"copy": x.clone, "x.sum()": x.sum}
+            exact = _exact(x, pattern)
             for who, kind in SWEPT.items():
-                function = found.tried(partial(_updating, kind(pattern), x), **of, who=who)
+                function = found.tried(partial(_updating, kind(pattern), x, exact), **of, who=who)
                 functions.update({who: function} if function else {})
             functions = found.working(functions, **of)
-            times = in_turn(functions, device, QUICK if quick else EFFORT)
-            moved = x.numel() * x.element_size() / 1e6  # GB/s of a millisecond
+            host = {who: host_time(function) for who, function in functions.items()}
+            graphs = {who: graphed(function, device, GRAPH) for who, function in functions.items()}
+            times = in_turn(graphs, device, QUICK if quick else EFFORT)
+            moved = GRAPH * x.numel() * x.element_size() / 1e6  # GB/s of a millisecond
             for who in [name for name in functions if name in SWEPT]:
                 row = {
                     **of,
                     "who": who,
-                    "ms": spread(times[who]),
-                    "GB/s": moved / spread(times[who])["median"],
-                    "copy GB/s": 2 * moved / spread(times["copy"])["median"],
+                    "ms": {name: value / GRAPH for name, value in summary(times[who]).items()},
+                    "host us": host[who],
+                    "host us of x.sum()": host["x.sum()"],
+                    "GB/s": moved / summary(times[who])["median"],
+                    "copy GB/s": 2 * moved / summary(times["copy"])["median"],
                     "of x.sum()": ratios(times["x.sum()"], times[who]),
                 }
                 row["of a copy"] = row["GB/s"] / row["copy GB/s"]
-                shown = f"{row['GB/s']:.0f} GB/s, {row['of a copy']:.0%} of a copy, {row['of x.sum()']['median']:.0%} of x.sum()"
+                shown = f"{row['GB/s']:.0f} GB/s, {row['of x.sum()']['median']:.0%} of x.sum(); {row['host us']:.0f} us of the host"
                 found.add(row, shown)
 
 
-def _updating(reducer: Reducer, x: Tensor) -> Callable[[], object]:
+def _exact(x: Tensor, pattern: str) -> dict[str, Tensor]:
+    """What the results of an update are compared with: by plain operations in float64, a part of the tensor at a time."""
+    axes = [axis for axis, name in enumerate(pattern.split("->")[0].split()) if name not in pattern.split("->")[1].split()]
+    if "..." in pattern:
+        axes = list(range(x.ndim))
+    found: dict[str, Tensor] = {}
+    for part in x.split(max(1, len(x) // 8)):
+        wide = part.double()
+        sums = {"sum": wide.sum(axes), "squares": wide.square().sum(axes), "min": wide.amin(axes), "max": wide.amax(axes)}
+        joins = {"min": torch.minimum, "max": torch.maximum}
+        found = {key: joins.get(key, torch.add)(found[key], value) if found else value for key, value in sums.items()}
+    return {**found, "count": torch.tensor(x.numel() // found["sum"].numel(), device=x.device)}
+
+
+def _checked(result: Any, exact: Mapping[str, Tensor]) -> None:
+    """Raises AssertionError if the result of an update is not that of float64."""
+    count = exact["count"]
+    mean = exact["sum"] / count
+    variance = (exact["squares"] - count * mean.square()) / (count - 1)
+    named = result if isinstance(result, Mapping) else {}
+    # Numbers of the benchmark are around 0, so that nothing cancels.
+    wanted = {"var": variance, "std": variance.sqrt(), "min": exact["min"], "max": exact["max"], "count": count.expand_as(mean)}
+    for key in named.keys() & wanted.keys():
+        torch.testing.assert_close(named[key].double(), wanted[key].double(), rtol=1e-6, atol=1e-9, msg=key)
+    if "mean" in named:
+        torch.testing.assert_close(named["mean"], mean, rtol=0, atol=1e-6 * float(variance.max().sqrt()))
+    if "counts" in named and "under" in named:
+        counted = named["counts"].sum(-1) + named["under"] + named["over"] + named["nan"]
+        assert counted.equal(wanted["count"]), "counts of bins"
+
+
+def _updating(reducer: Reducer, x: Tensor, exact: Mapping[str, Tensor] | None = None) -> Callable[[], object]:
     state = reducer.update({}, x)
+    if exact is not None:
+        _checked(reducer.compute(state), exact)
+        if isinstance(reducer, Norm):
+            torch.testing.assert_close(reducer.compute(state), exact["squares"].sqrt(), rtol=1e-6, atol=0)
+        if isinstance(reducer, Mean):
+            _checked({"mean": reducer.compute(state)}, exact)
     return lambda: reducer.update(state, x)
+
+
+def _compile_ahead(rows: list[tuple[Any, ...]]) -> None:
+    """Compile kernels in several processes, which leave them in Triton's cache: in this one it would take minutes."""
+    with multiprocessing.get_context("spawn").Pool(min(12, os.cpu_count() or 1)) as pool:
+        pool.map(_compile, rows, chunksize=1)
+
+
+def _compile(row: tuple[Any, ...]) -> None:
+    who, layout, dtype, size, width = row
+    pattern, make = LAYOUTS[layout]
+    try:
+        _updating(SWEPT[who](pattern), make(size // dtype.itemsize, width, {"dtype": dtype, "device": "cuda"}))()
+    except Exception as problem:  # the row itself says so, too
+        print(f"{who} over {layout}, {dtype}: {problem}", flush=True)
 
 
 def calls(found: Findings, device: torch.device, quick: bool) -> None:

@@ -45,7 +45,7 @@ def _share(row: Row) -> str:
     share = row["x bare"]
     memory = f", {(row['peak bytes'] - row['peak bytes, bare']) / 1e6:+.0f} MB" if "peak bytes" in row else ""
     bar = f", to be at most {row['bar']}x" if "bar" in row else ""
-    return f"{share['median']:.3f}x ({share['p10']:.3f} to {share['p90']:.3f}){memory}{bar}"
+    return f"{share['median']:.3f}x, mean {share['mean']:.3f}x ({share['p10']:.3f} to {share['p90']:.3f}){memory}{bar}"
 
 
 def _bandwidth(rows: list[Row]) -> list[str]:
@@ -62,7 +62,7 @@ def _bandwidth(rows: list[Row]) -> list[str]:
 
 
 def _speed(row: Row | None) -> str:
-    return "" if row is None else f"{row['of a copy']:.0%}; {row['of x.sum()']['median']:.0%} of `x.sum()`"
+    return "" if row is None else f"{row['GB/s']:.0f} GB/s, {row['of x.sum()']['median']:.0%}"
 
 
 def _calls(rows: list[Row]) -> list[str]:
@@ -90,6 +90,8 @@ def _observations(rows: list[Row]) -> list[str]:
 MAKERS: dict[str, Callable[[list[Row]], list[str]]] = {
     "training": _steps,
     "training-big": _steps,
+    "training-compiled": _steps,
+    "training-big-compiled": _steps,
     "steps": _steps,
     "observations": _observations,
     "bandwidth": _bandwidth,

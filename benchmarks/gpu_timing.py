@@ -5,6 +5,7 @@ On a CPU the host's clock takes the place of the events, so that everything but 
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,19 @@ from measure import spread
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["QUICK", "Effort", "Findings", "in_turn", "kernels_of", "peak_of", "ratios", "without_waits"]
+__all__ = [
+    "QUICK",
+    "Effort",
+    "Findings",
+    "graphed",
+    "host_time",
+    "in_turn",
+    "kernels_of",
+    "peak_of",
+    "ratios",
+    "summary",
+    "without_waits",
+]
 
 Function = Callable[[], Any]
 Row = dict[str, Any]
@@ -70,8 +83,42 @@ def _longest(spent: dict[str, list[float]], effort: Effort) -> float:
 
 
 def ratios(times: list[float], others: list[float]) -> dict[str, float]:
-    """The median and the spread of the times as multiples of others, turn by turn."""
-    return spread([time / other for time, other in zip(times, others, strict=True)])
+    """The median and the spread of the times as multiples of others, turn by turn; and the mean as a multiple of the mean."""
+    found = spread([time / other for time, other in zip(times, others, strict=True)])
+    return {**found, "mean": statistics.fmean(times) / statistics.fmean(others)}
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """The mean beside the median and the spread: what happens seldom, such as a join of many observations, is in the mean."""
+    return {**spread(times), "mean": statistics.fmean(times)}
+
+
+def graphed(function: Function, device: torch.device, calls: int) -> Function:
+    """So many calls of a function as a CUDA graph, whose replay takes what the device takes, whatever the host does meanwhile.
+
+    The function has been called before, so that nothing is compiled. On a CPU the calls are made one after another.
+    """
+
+    def several() -> None:
+        for _ in range(calls):
+            function()
+
+    if device.type != "cuda":
+        return several
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        several()
+    return graph.replay
+
+
+def host_time(function: Function, calls: int = 20) -> float:
+    """The microseconds that the host takes for one call, while the device is still busy with others."""
+    function()
+    started = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - started) / calls * 1e6
 
 
 def _mark(device: torch.device) -> Any:

@@ -38,8 +38,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert gpu.main(["--device", "cpu", "--quick"]) == 0
     found: dict[str, Any] = json.loads((folder / "gpu_quick.json").read_text())
     assert [path.name for path in folder.iterdir()] == ["gpu_quick.json"]
-    assert list(found["sections"]) == [name for name in gpu.SECTIONS if name != "training-big"]
-    assert gpu.WHAT.keys() == gpu.SECTIONS.keys()
+    assert list(found["sections"]) == [name for name in gpu.SECTIONS if "big" not in name]
+    assert gpu.WHAT.keys() == gpu.SECTIONS.keys() == gpu.MINUTES.keys()
+    assert sum(gpu.MINUTES.values()) <= 45
+    assert max(gpu.MINUTES.values()) <= 8
     return found
 
 
@@ -49,7 +51,8 @@ def rows(result: dict[str, Any], section: str) -> list[dict[str, Any]]:
 
 
 def test_every_variant_steps_eager_and_one_compiled(result: dict[str, Any]) -> None:
-    found = {(row["execution"], row["who"]): row for row in rows(result, "training")}
+    sections = rows(result, "training") + rows(result, "training-compiled")
+    found = {(row["execution"], row["who"]): row for row in sections}
     assert [who for execution, who in found if execution == "eager"] == [
         "Summary of outputs",
         "Mean of outputs",
