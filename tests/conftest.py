@@ -16,6 +16,9 @@ from world import SIZE, World
 from reducers.kernels import dispatch, waiting
 from reducers.kernels.cpp import threads
 
+# Tests take loops and kernels away, of which the compiler's key for what it keeps of whole programs knows nothing.
+os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)

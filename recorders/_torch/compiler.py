@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from types import CodeType
@@ -37,6 +37,7 @@ __all__ = [
     "has_compiled",
     "is_nested",
     "is_node_in_reach",
+    "keep_graphs_with",
     "keep_in_traced_call",
     "make_effectful",
     "never_trace",
@@ -104,6 +105,15 @@ def make_effectful(operator: Any) -> None:
         register(operator, reach("torch._higher_order_ops.effects._EffectType").ORDERED)
     except MissingInTorchError as error:
         _not_effectful.append(str(error))
+
+
+def keep_graphs_with(functions: Mapping[str, str]) -> None:
+    """Let the compiler keep graphs on disk that call these functions, by full name, each with a text of what it does now."""
+    try:
+        config = reach("torch._inductor.config")
+        config.unsafe_marked_cacheable_functions = {**config.unsafe_marked_cacheable_functions, **functions}
+    except (MissingInTorchError, AttributeError):
+        return  # they are compiled anew in each process
 
 
 def why_no_graphs() -> str:

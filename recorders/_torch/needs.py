@@ -83,6 +83,7 @@ NEEDS: Mapping[str, str] = {
     "torch._dynamo.comptime.comptime": _PAIRS,
     "torch._dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator": _PAIRS,
     "torch._dynamo.symbolic_convert.InstructionTranslator": _INSIDE,
+    "torch._inductor.config": "graphs with monitors are compiled anew in each process, not found on disk",
     "torch._dynamo.utils.counters": "reports take any net for one that may be compiled",
     "torch._dynamo.output_graph.OutputGraph.current_tracer": "gradients inside compiled graphs are not recorded",
     "torch.ops.higher_order.tag_activation_checkpoint": "some gradients within checkpoints in compiled graphs are not recorded",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
+import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,11 +21,23 @@ from torch import Tensor
 
 from recorders._torch import without_modes
 
-__all__ = ["KEY", "GraphBatch", "batch_as_text", "batch_from_text", "find_sink", "find_spec", "new_sink", "new_spec_key"]
+__all__ = [
+    "KEY",
+    "GraphBatch",
+    "batch_as_text",
+    "batch_from_text",
+    "find_sink",
+    "find_spec",
+    "key_in_graph",
+    "new_sink",
+    "new_spec_key",
+]
 
+_PROCESS = secrets.token_hex(8)
 KEY = 16  # characters at the beginning of the text of a batch, by which the operator in C++ finds a ring
 
 _numbers = itertools.count()
+_alike: dict[str, int] = {}  # the number of the last spec of a content, by its hash
 _sinks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _specs: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
@@ -47,11 +60,23 @@ def new_sink(sink: Any) -> Tensor:
     return found
 
 
-def new_spec_key(spec: Any) -> str:
-    """Returns a new key by which graphs identify `spec`: a text, because a graph may turn a number into a variable."""
-    key = str(next(_numbers))
+def new_spec_key(spec: Any, content: str | None) -> str:
+    """Returns a new key by which graphs identify `spec`: a text, because a graph may turn a number into a variable.
+
+    Args:
+        content: all that graphs depend on. In another process, the first spec of this content has the same key, the second has that
+            of the second, and so on: so what the compiler has kept on disk is found again. None if no other process may find it.
+    """
+    alike = secrets.token_hex(8) if content is None else hashlib.sha256(content.encode()).hexdigest()[:16]
+    number = _alike[alike] = _alike.get(alike, -1) + 1
+    key = f"{alike}_{number}"
     _specs[key] = spec
     return key
+
+
+def key_in_graph(key: str, handle: Tensor | None) -> str:
+    """Returns the key of a spec for the graph that is being traced. One with handles has places of this process in it."""
+    return key if handle is None else f"{key} {_PROCESS}"
 
 
 def find_sink(sink: Tensor | int) -> Any:
@@ -61,7 +86,7 @@ def find_sink(sink: Tensor | int) -> Any:
 
 def find_spec(key: str) -> Any:
     """Returns the spec of this key, or None if it was freed."""
-    return _specs.get(key)
+    return _specs.get(key.partition(" ")[0])
 
 
 @dataclass(frozen=True, eq=False)  # found by its text, so each exists once, and is compared by identity

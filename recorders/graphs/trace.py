@@ -23,6 +23,7 @@ from recorders._torch.compiler import run_of_node
 from recorders.capture.entering import guarded
 from recorders.capture.layouts import CHANGES, as_text
 from recorders.capture.operands import is_spread, local_part
+from recorders.graphs.caching import cacheable
 from recorders.graphs.device import emit_accumulations
 from recorders.graphs.operators import can_record, encoded
 from recorders.graphs.reading import is_read
@@ -48,6 +49,7 @@ def _among_ranks() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+@cacheable
 @in_graphs
 def _emit_parts(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     """A node of the user's graph: the same for operands that may be DTensors; passes on the parts that this rank holds."""
@@ -60,12 +62,14 @@ def _emit_local(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[
         torch.ops.torch_recorders.receive_call(sink, stream, layout, parts, numbers, info)
 
 
+@cacheable
 @in_graphs
 def emit_failure(sink: Tensor) -> None:
     """A node of the user's graph: calls the operator that reports a failure."""
     outside_modes(torch.ops.torch_recorders.fail, sink)
 
 
+@cacheable
 @in_graphs
 def emit_keep(sink: Tensor) -> Tensor:
     """A node of the user's graph: calls the operator that keeps what is given, and returns its number.
@@ -85,6 +89,7 @@ class TracedObservation(NamedTuple):
     info: str
 
 
+@cacheable
 @in_graphs  # it returns nothing, and would be removed
 def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None) -> None:
     """A node of the user's graph: lets the operator that takes leaves have these, perhaps with those of other layers.

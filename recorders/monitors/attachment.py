@@ -12,6 +12,7 @@ from recorders._torch import warn_of_missing
 from recorders.capture.hooks import SPECS, Hook
 from recorders.capture.renewal import hooks_are_on
 from recorders.capture.switching import hook_of, remove
+from recorders.graphs.caching import content_of
 from recorders.graphs.sinks import new_spec_key
 
 __all__ = ["Attachment", "TraceSpec", "leave_clock", "name_of_hook", "renew_spec"]
@@ -84,7 +85,7 @@ class TraceSpec:
     """
 
     def __init__(self, monitor: Any) -> None:
-        self.monitor, self.key = monitor, new_spec_key(monitor)
+        self.monitor, self.key = monitor, new_spec_key(monitor, content_of(monitor))
         monitor.spec_key = self.key
         setattr(SPECS, self.key, monitor.trace)
         weakref.finalize(self, delattr, SPECS, self.key).atexit = False

@@ -11,6 +11,7 @@ from recorders._torch import outside_modes
 from recorders.capture import entering
 from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands
+from recorders.graphs.caching import content_of
 from recorders.graphs.sinks import new_spec_key
 from recorders.monitors.base import Monitor
 from recorders.monitors.gate import NOT_IN_STEPS
@@ -74,7 +75,7 @@ class CallMonitor(Monitor):
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         super().__init__(reducer, module, **options)
-        self.spec_key = new_spec_key(self)  # code that pushes inside a graph uses the monitor itself, not a spec
+        self.spec_key = new_spec_key(self, content_of(self))  # code that pushes inside a graph uses the monitor itself, not a spec
 
     def unseen(self) -> str:
         return "nothing was pushed"

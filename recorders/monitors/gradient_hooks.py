@@ -25,7 +25,8 @@ from recorders.capture.entering import Fail, guarded
 from recorders.capture.given import Block, block_of, keep, under
 from recorders.capture.layouts import PlacementInfo
 from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
-from recorders.graphs.sinks import find_sink, find_spec
+from recorders.graphs.caching import cacheable
+from recorders.graphs.sinks import find_sink, find_spec, key_in_graph
 from recorders.graphs.trace import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from reducers._torch import constant_in_graphs, in_graphs, when_dynamo_is_imported
@@ -319,7 +320,7 @@ def trace_watch(spec: Any, sink: Tensor, module: nn.Module, value: Any) -> None:
         for path, tensor in found:
             origin = origin_of(tensor, sink)
             if origin == "made here":
-                hook_in_graph(tensor, sink, spec.spec_key, path, handle)
+                hook_in_graph(tensor, sink, key_in_graph(spec.spec_key, handle), path, handle)
             elif origin == "given" or (origin == "given within" and alone):
                 hook_given(tensor, sink, path, kept_in_graph(spec, tensor, sink))
             elif origin != "hooked":  # the hook is outside of the checkpoint, and what it would need inside
@@ -376,6 +377,7 @@ def _monitor_of(sink: Tensor) -> Any:
     return None if found is None else found.monitor
 
 
+@cacheable
 @in_graphs  # it returns nothing, and would be removed
 def hook_in_graph(tensor: Tensor, sink: Tensor, key: str, path: str, handle: Tensor | None) -> None:
     """Registers a hook on a tensor of the user's graph: a node of it, which runs when AOT traces the graph and its backward.

@@ -20,7 +20,7 @@ from recorders.errors import OperandError
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
 from recorders.graphs.reading import RowReader, has_filled, read_parts_of
 from recorders.graphs.ring import GraphRing, Share
-from recorders.graphs.sinks import GraphBatch, find_sink, new_sink
+from recorders.graphs.sinks import GraphBatch, find_sink, key_in_graph, new_sink
 from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.record import Observer, note_places, report_failures, store, with_given, work
 from reducers.kernels.locks import new_lock
@@ -178,7 +178,7 @@ def trace(spec: Observer, sink: Tensor, operands: tuple[Any, ...], path: str = "
     if handle is None and not in_due_step(spec):
         return
     if found:
-        emit_leaves(sink, spec.spec_key, [leaf for leaf, _ in found], tensors, path, handle)
+        emit_leaves(sink, key_in_graph(spec.spec_key, handle), [leaf for leaf, _ in found], tensors, path, handle)
     else:
         emit_call(sink, operands, path)
 

@@ -95,7 +95,7 @@ def swept(
     return dict(zip(columns, join_partials(partials, shape, names, dtype, before), strict=True))
 
 
-class _Form(NamedTuple):
+class _Allocated(NamedTuple):
     """The shape of a table of partial statistics; the shape of the kept axes, and the dtype in which elements are reduced."""
 
     partials: tuple[int, int, int]
@@ -111,7 +111,7 @@ def _form(
     axes: tuple[int, ...],
     columns: str,
     masked: tuple[int, ...] | None,
-) -> _Form | None:
+) -> _Allocated | None:
     """Return what `swept` allocates for tensors of this layout; None if the kernels do not take them."""
     x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     mask = None if masked is None else torch.empty_strided(shape, masked, dtype=torch.bool, device="meta")
@@ -119,7 +119,7 @@ def _form(
     if tiles is None:
         return None
     wide = swept_dtype(x, mask)
-    return _Form((fields(columns, wide), tiles.parts, tiles.kept), kept_shape(x, axes), wide)
+    return _Allocated((fields(columns, wide), tiles.parts, tiles.kept), kept_shape(x, axes), wide)
 
 
 def are_swept(x: Tensor, columns: str, mask: Tensor | None) -> bool:
