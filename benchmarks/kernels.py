@@ -53,6 +53,7 @@ HASHED = {"Digest": 0, "Sketch": 256, "Sketch(k=4096)": 4096}
 
 MASKED = {f"{name}, masked": name for name in FAMILIES}
 WEIGHTED = {"WeightedMean": ("nonfinite", "weight", "sum"), "WeightedMoments": ("nonfinite", "weight", "squares", "mean", "m2")}
+WEIGHTED |= {f"{name}, of samples": columns for name, columns in WEIGHTED.items()}
 LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31", "many tensors")
 COMMON = (torch.float32, torch.bfloat16)
 Row = dict[str, Any]
@@ -74,7 +75,8 @@ def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
 def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """The kernels that are launched for this reduction, joined with a state: name, kernel, and each argument by name.
 
-    A mask is of the tokens, the positions of all axes but the last. Weights have the dtype of `x`, and lie as it does.
+    A mask is of the tokens, the positions of all axes but the last. Weights have the dtype of `x`, and lie as it
+    does, or are of the samples, the positions of the first axis.
     """
     recorded: list[tuple[Any, dict[str, Any]]] = []
 
@@ -91,9 +93,11 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
         if reducer in WEIGHTED:
-            first = weigh.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer])
+            of_samples = reducer.endswith("of samples")
+            weights = x.new_empty(len(x), *[1] * (x.ndim - 1)).expand(x.shape) if of_samples else torch.empty_like(x)
+            first = weigh.weighted_swept(x, weights, axes, WEIGHTED[reducer])
             recorded.clear()
-            weigh.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
+            weigh.weighted_swept(x, weights, axes, WEIGHTED[reducer], first)
         elif reducer in BINNED:
             bin_launches(x, axes, shape, BINNED[reducer], recorded)
         elif reducer in HASHED:

@@ -32,7 +32,7 @@ from gpu_timing import kernels_of, without_waits
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder, RecordingWarning, load
 from recorders._torch import CAPTURES_IN_GRAPHS
-from reducers import Covariance, Histogram, Mean, Norm, Product, Reducer, Statistic, Summary
+from reducers import Covariance, Histogram, Mean, Norm, Product, Reducer, Statistic, Summary, WeightedMean, WeightedMoments
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it products of matrices are not deterministic on a GPU
 
@@ -114,6 +114,39 @@ def test_every_dtype_gives_what_it_gives_on_the_cpu(case: Case, dtype: torch.dty
     laws.close(back(case.reducer.compute(state)), back(case.reducer.compute(laws.run(case.reducer, xs))), rtol=1e-6, atol=1e-6)
     again = laws.run(case.reducer, there(xs, device))
     laws.same_bits(state, again)
+
+
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elements": lambda weights: weights,
+    "tokens": lambda weights: weights[..., :1],
+    "tokens, far apart": lambda weights: weights.view(16, -1, 16)[:, :256, :1],
+    "samples": lambda weights: weights[:, :1, :1],
+    "features": lambda weights: weights[:1, :1],
+    "turned": lambda weights: weights.transpose(0, 2).contiguous().transpose(0, 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("pattern", ["... ->", "... d -> d", "b t d -> b t"])
+@pytest.mark.parametrize("how", WEIGHTS)
+def test_weights_of_any_layout_give_what_they_give_on_the_cpu(
+    how: str, pattern: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Of full tiles and of others, with all finite, and with some that are not."""
+    for features in (96, 128, 75):
+        generator = torch.Generator().manual_seed(features)
+        x, drawn = (
+            (torch.randn(16, 256, features, generator=generator) + 100).to(dtype),
+            torch.rand(16, 256, features, generator=generator),
+        )
+        weights = torch.where(drawn < 0.2, 0, drawn).to(dtype)
+        holes = x.clone()
+        holes.view(-1)[::1001] = torch.nan
+        for observed in (x, holes):
+            given = [WEIGHTS[how](one).expand(x.shape) for one in (weights.to(device), weights)]
+            for reducer in (WeightedMean(pattern), WeightedMoments(pattern)):
+                found = reducer.compute(reducer.update({}, observed.to(device), given[0]))
+                laws.close(back(found), back(reducer.compute(reducer.update({}, observed, given[1]))), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -70,7 +70,8 @@ def lane_plan(
     kept, reduced, paired = *found, other is not None
     positions = product(size for size, _, _ in kept)
     each = _each(x.dtype, double)
-    if paired and not (fitted and min(kept[-1], reduced[-1], key=lambda axis: axis[1])[2] == 0):
+    nearest = kept[-1] if kept[-1][1] < reduced[-1][1] else reduced[-1]
+    if paired and not (fitted and nearest[2] == 0):
         each //= 2
     if fitted:
         reduced = _parted(reduced, x.element_size())
@@ -92,7 +93,7 @@ def lane_plan(
         apart = [*kept, *outer] if near is run else [*kept, *outer, run]
         rows = power_of_two(length, _LANES * each)
         if fitted and rows * _PART_TILES > length:
-            rows = max(_factor(length), min(rows, _LANES // 2))
+            rows = min(rows, max(_factor(length), _LANES // 2))
         # The neighbours of a piece lie together along the short axis only.
         vector = min(_vector(x, near, apart), inner_rows if inner_rows > 1 else rows, each)
         unroll = max(1, min(each // vector, rows // (vector * _GROUP)))

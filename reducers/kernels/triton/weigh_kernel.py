@@ -1,8 +1,12 @@
 """The two launches for weighted sums: partial sums of the parts of a tensor and its weights, and their join with a state.
 
-All is computed in float64, as weights may differ by any factor. Deviations are taken from the mean of a heavy tile: the mean of a
-light one may be so far from the others that the sum of squares would lose them. Everything is added in an order that depends on
-shapes only.
+Each lane adds the elements that it reads by itself, and lanes are joined at the end of a part. All is added in float64, as weights
+may differ by any factor. Deviations are taken from an element of a great weight: from one of little weight the others may be so far
+that the sum of squares would lose them. If a tile has a greater weight than those before, its element is the next centre.
+
+A part is read quickly at first, as if all were finite. Sums show whether that was so. If not, the part is read again, carefully:
+what is not finite, or has such a weight, is left out and counted. Tiles that are not full are always read carefully. Everything is
+added in an order that depends on shapes, strides and alignment only.
 """
 
 from __future__ import annotations
@@ -12,18 +16,13 @@ import triton.language as tl
 
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.sums import moments_of, moved
+from reducers.kernels.triton.sweep_kernel import _added, _greatest, _highest, _spread, _sum, _tile_place
 
 __all__ = ["join_weighted", "weigh"]
 
 
 # Whether these are 1, or multiples of 16, makes no other kernel.
-_PLAIN = [
-    *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "outer_0", "outer_1"),
-    *("kept_stride_0", "kept_stride_1", "kept_stride_2", "kept_stride_3", "outer_stride_0", "outer_stride_1", "outer_stride_2"),
-    *("inner", "weight_inner_stride", "weight_run_stride"),
-    *("weight_kept_stride_0", "weight_kept_stride_1", "weight_kept_stride_2", "weight_kept_stride_3"),
-    *("weight_outer_stride_0", "weight_outer_stride_1", "weight_outer_stride_2"),
-]
+_PLAIN = ["run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "outer_0", "outer_1", "inner"]
 
 
 @triton.jit
@@ -34,10 +33,198 @@ def _wide(value):
     return value.to(tl.float64)
 
 
-@triton.jit(do_not_specialize=_PLAIN)
+@triton.jit
+def _at(near, ACROSS: tl.constexpr, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    """Return the row and the column of a tile that the first piece of a lane has."""
+    return (near % ACROSS, near // ACROSS) if AXIS == 1 else (near // COLUMNS, near % COLUMNS)
+
+
+@triton.jit
+def _place(
+    row,
+    kept_place,
+    run_stride,
+    inner_stride,
+    INNER: tl.constexpr,
+    KEPT_DIMS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    CLOSE: tl.constexpr,
+):
+    """Return where the rows of a tile are, from where the tile begins. `CLOSE` says that neighbours are so in memory, too."""
+    place = row // INNER * run_stride
+    if INNER > 1:
+        place += row % INNER * inner_stride
+    if KEPT_DIMS > 0:  # what is added to 0 is no operation, and would keep nothing of what is said here
+        place += kept_place
+    # Without the first a lane might read wider pieces, and others would have to read the rest. What is as far apart along both axes
+    # would go to other threads than neighbours, in some versions of Triton. So it is called close, but of no alignment, without
+    # which each number is read by itself.
+    return tl.max_contiguous(place, [VECTOR, 1]) if CLOSE else tl.multiple_of(tl.max_contiguous(place, [2, 1]), [1, 1])
+
+
+@triton.jit
+def _kept_place(column, kept_0, kept_1, kept_2, stride_0, stride_1, stride_2, stride_3, DIMS: tl.constexpr):
+    """Return where kept positions are; without kept axes there is one."""
+    return offset_of(column, kept_0, kept_1, kept_2, stride_0, stride_1, stride_2, stride_3, DIMS) if DIMS > 0 else column * 0
+
+
+@triton.jit
+def _tile_places(
+    tile,
+    run_tiles,
+    outer_0,
+    outer_1,
+    run_stride,
+    outer_stride_0,
+    outer_stride_1,
+    outer_stride_2,
+    weight_run_stride,
+    weight_outer_stride_0,
+    weight_outer_stride_1,
+    weight_outer_stride_2,
+    STEP: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """Return at which position of the run a tile begins, and where it is in both tensors."""
+    position, offset = _tile_place(
+        tile, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, STEP, DIMS
+    )
+    _, weight_offset = _tile_place(
+        tile,
+        run_tiles,
+        weight_run_stride,
+        outer_0,
+        outer_1,
+        weight_outer_stride_0,
+        weight_outer_stride_1,
+        weight_outer_stride_2,
+        STEP,
+        DIMS,
+    )
+    return position, offset, weight_offset
+
+
+@triton.jit
+def _of_pieces(x, VECTOR: tl.constexpr):
+    """Return a tile with the neighbours of a piece along axis 1."""
+    return tl.reshape(x, [x.shape[0] // VECTOR, VECTOR, x.shape[1]])
+
+
+@triton.jit
+def _of_each(x, VECTOR: tl.constexpr):
+    """Return what each lane has as what each of its neighbours has."""
+    if VECTOR > 1:
+        x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], VECTOR]), [x.shape[0] * VECTOR])
+    return x
+
+
+@triton.jit
+def _of_tile(x, VECTOR: tl.constexpr):
+    """Return what each piece has as what each of its neighbours has."""
+    return tl.reshape(tl.broadcast_to(x[:, None, :], [x.shape[0], VECTOR, x.shape[1]]), [x.shape[0] * VECTOR, x.shape[1]])
+
+
+@triton.jit
+def _centred(top, element, heaviest, centre, total, first, second, EACH: tl.constexpr):
+    """Return the greatest weight of a lane, an element that has it, and the sums about this element.
+
+    `EACH` says how many kept positions a lane has if they share its weights.
+    """
+    heavier = top > heaviest
+    here = _of_each(heavier, EACH)
+    shift = tl.where(here, _wide(centre) - _wide(element), 0.0)
+    first, second, _, _ = moved(_of_each(total, EACH), first, second, 0.0, 0.0, shift, 2)
+    return tl.where(heavier, top, heaviest), tl.where(here, element, centre), first, second
+
+
+@triton.jit
+def _add(value, weight, heaviest, centre, total, squares, first, second, MOMENTS: tl.constexpr, FOLD: tl.constexpr):
+    """Return the sums with those of a tile. Elements of a lane have each a weight of its own."""
+    wide = _wide(weight)
+    if MOMENTS:
+        top = _greatest(weight, FOLD)
+        element = _greatest(tl.where(weight == _spread(top, FOLD), value, float("-inf")), FOLD)
+        heaviest, centre, first, second = _centred(top, element, heaviest, centre, total, first, second, 1)
+        distance = _wide(value) - _spread(_wide(centre), FOLD)
+        product = wide * distance
+        first += _sum(product, FOLD)
+        second += _sum(product * distance, FOLD)
+        squares += _sum(wide * wide, FOLD)
+    else:
+        first += _sum(wide * _wide(value), FOLD)
+    total += _sum(wide, FOLD)
+    return heaviest, centre, total, squares, first, second
+
+
+@triton.jit
+def _add_pieces(
+    value,
+    weight,
+    heaviest,
+    centre,
+    total,
+    squares,
+    first,
+    second,
+    MOMENTS: tl.constexpr,
+    AXIS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Return the sums with those of a full tile. Each piece of a lane has one weight."""
+    NUMBER: tl.constexpr = VECTOR if AXIS == 1 else 1
+    wide = _wide(weight)
+    if AXIS == 1:
+        if MOMENTS:
+            top = tl.max(weight, 1)
+            greatest = tl.max(_of_pieces(value, VECTOR), 1)
+            element = tl.max(tl.where(weight == top[:, None], greatest, float("-inf")), 1)
+            heaviest, centre, first, second = _centred(top, element, heaviest, centre, total, first, second, 1)
+            distance = _wide(value) - _spread(_wide(centre), VECTOR)
+            second += tl.sum(wide * tl.sum(_of_pieces(distance * distance, VECTOR), 1), 1)
+        else:
+            distance = _wide(value)
+        first += tl.sum(wide * tl.sum(_of_pieces(distance, VECTOR), 1), 1)
+    else:
+        each = _of_tile(wide, VECTOR)
+        if MOMENTS:
+            top = tl.max(weight, 1)
+            element = tl.max(tl.where(_of_tile(weight == top[:, None], VECTOR), value, float("-inf")), 1)
+            heaviest, centre, first, second = _centred(top, element, heaviest, centre, total, first, second, VECTOR)
+            distance = _wide(value) - _wide(centre)[:, None]
+            product = each * distance
+            second += tl.sum(product * distance, 1)
+        else:
+            product = each * _wide(value)
+        first += tl.sum(product, 1)
+    total += tl.sum(wide, 1) * NUMBER
+    if MOMENTS:
+        squares += tl.sum(wide * wide, 1) * NUMBER
+    return heaviest, centre, total, squares, first, second
+
+
+@triton.jit
+def _about_mean(weight, heaviest, centre, first, second):
+    """Return the mean as the centre, and the sums about it; as they were if weights below 0 have used up those above."""
+    usable = (weight > 0) & (weight >= heaviest)
+    shift = tl.where(usable, first / tl.where(usable, weight, 1.0), 0.0)
+    first, second, _, _ = moved(weight, first, second, 0.0, 0.0, -shift, 2)
+    return centre + shift, first, second
+
+
+@triton.jit
+def _of_lanes(x, LANES: tl.constexpr, AXIS: tl.constexpr):
+    """Return what kept positions have, as what their lanes have."""
+    COLUMNS: tl.constexpr = x.shape[0]
+    if AXIS == 1:
+        return tl.reshape(tl.broadcast_to(x[:, None], [COLUMNS, LANES // COLUMNS]), [LANES])
+    return tl.reshape(tl.broadcast_to(x[None, :], [LANES // COLUMNS, COLUMNS]), [LANES])
+
+
+@triton.jit(do_not_specialize=_PLAIN, do_not_specialize_on_alignment=["partials"])
 def weigh(
     x,
     partials,
+    weights,
     kept,
     run,
     run_stride,
@@ -57,7 +244,6 @@ def weigh(
     outer_stride_0,
     outer_stride_1,
     outer_stride_2,
-    weights,
     inner,
     inner_stride,
     weight_inner_stride,
@@ -70,12 +256,20 @@ def weigh(
     weight_outer_stride_1,
     weight_outer_stride_2,
     MOMENTS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    WEIGHTS_DOUBLE: tl.constexpr,
+    QUICK: tl.constexpr,
+    SHARED: tl.constexpr,
+    CLOSE: tl.constexpr,
     KEPT_DIMS: tl.constexpr,
     OUTER_DIMS: tl.constexpr,
     AXIS: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Write the weighted sums of part `program_id(1)` of the kept positions of column `program_id(0)` of tiles.
@@ -83,12 +277,23 @@ def weigh(
     `partials` is float64 of shape [fields, parts, kept]. The fields are the sum of the weights, then the weighted sum; or with
     moments that of the squared weights, then a centre, and the weighted sums of deviations from it and of their squares. The last
     field is the number of elements that are not finite, or whose weights are not.
+
+    `QUICK` says that tiles may be full, `SHARED` that each piece of a lane has one weight, `CLOSE` that the weights of a piece are
+    neighbours in memory.
     """
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
-    column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
-    inside = column < kept
-    offset = offset_of(column, kept_0, kept_1, kept_2, kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3, KEPT_DIMS)
-    weight_offset = offset_of(
+    COMPUTE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    WEIGHT: tl.constexpr = tl.float64 if WEIGHTS_DOUBLE else tl.float32
+    NEAR: tl.constexpr = LANES * VECTOR
+    FOLD: tl.constexpr = VECTOR if AXIS == 1 else 1
+    ACROSS: tl.constexpr = NEAR // COLUMNS
+    STEP: tl.constexpr = ROWS // INNER
+
+    first_column = tl.program_id(0).to(INDEX) * COLUMNS
+    near_row, column = _at(tl.arange(0, NEAR).to(INDEX)[:, None], ACROSS, COLUMNS, AXIS)
+    column += first_column
+    kept_place = _kept_place(column, kept_0, kept_1, kept_2, kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3, KEPT_DIMS)
+    weight_kept_place = _kept_place(
         column,
         kept_0,
         kept_1,
@@ -99,76 +304,199 @@ def weigh(
         weight_kept_stride_3,
         KEPT_DIMS,
     )
-    row = tl.arange(0, ROWS).to(INDEX) // INNER
-    within = tl.arange(0, ROWS).to(INDEX) % INNER
-    lane = tl.expand_dims(row * run_stride + within * inner_stride, 1 - AXIS) + tl.expand_dims(offset, AXIS)
-    weight_row = row * weight_run_stride + within * weight_inner_stride
-    weight_lane = tl.expand_dims(weight_row, 1 - AXIS) + tl.expand_dims(weight_offset, AXIS)
-    wanted = tl.expand_dims(within < inner, 1 - AXIS) & tl.expand_dims(inside, AXIS)
 
-    total = tl.zeros([COLUMNS], tl.float64)
-    squares = tl.zeros([COLUMNS], tl.float64)
-    others = tl.zeros([COLUMNS], tl.int32)
-    heaviest = tl.zeros([COLUMNS], tl.float64)
-    centre = tl.zeros([COLUMNS], tl.float64)
-    first = tl.zeros([COLUMNS], tl.float64)
-    second = tl.zeros([COLUMNS], tl.float64)
+    like = tl.zeros([NEAR // FOLD], tl.int32)
+    nothing = like.to(tl.float64)
+    others = like
+    heaviest = like.to(WEIGHT)
+    centre = like.to(COMPUTE)
+    total = nothing
+    squares = nothing
+    first = nothing
+    second = nothing
+    again = 1
 
     start = tl.program_id(1).to(INDEX) * tiles
     stop = tl.minimum(start + tiles, all_tiles)
-    for tile in range(start, stop):
-        outer = tile // run_tiles
-        position = (tile - outer * run_tiles) * (ROWS // INNER)
-        place = x + position * run_stride + lane
-        weight_place = weights + position * weight_run_stride + weight_lane
-        if OUTER_DIMS > 0:
-            place += offset_of(outer, outer_0, outer_1, 1, outer_stride_0, outer_stride_1, outer_stride_2, 0, OUTER_DIMS)
-            weight_place += offset_of(
-                outer, outer_0, outer_1, 1, weight_outer_stride_0, weight_outer_stride_1, weight_outer_stride_2, 0, OUTER_DIMS
+    if QUICK:
+        if SHARED:
+            by_lane = tl.zeros([LANES], tl.int32)
+            heaviest = by_lane.to(WEIGHT)
+            total = by_lane.to(tl.float64)
+            squares = total
+            lane_row, lane_column = _at(tl.arange(0, LANES).to(INDEX)[:, None] * VECTOR, ACROSS, COLUMNS, AXIS)
+            lane_place = _kept_place(
+                first_column + lane_column,
+                kept_0,
+                kept_1,
+                kept_2,
+                weight_kept_stride_0,
+                weight_kept_stride_1,
+                weight_kept_stride_2,
+                weight_kept_stride_3,
+                KEPT_DIMS,
             )
-        there = tl.expand_dims(position + row < run, 1 - AXIS) & wanted
-        value = _wide(tl.load(place, mask=there, other=0))
-        weight = _wide(tl.load(weight_place, mask=there, other=0))
-        # An element without weight is as if it were not there; its distance from the others must not count for the centre.
-        finite = (tl.abs(weight) < float("inf")) & (tl.abs(value) < float("inf"))
-        others += tl.sum(tl.where(finite, 0, 1), AXIS)
-        used = (weight != 0) & finite
-        value = tl.where(used, value, 0.0)
-        weight = tl.where(used, weight, 0.0)
-        tile_total = tl.sum(weight, AXIS)
-        added = tl.sum(weight * value, AXIS)
-        if MOMENTS:
-            squares += tl.sum(weight * weight, AXIS)
-            # Equal numbers have exactly themselves as the centre.
-            middle = added / tl.where(tile_total > 0, tile_total, 1.0)
-            middle = tl.maximum(middle, tl.min(tl.where(used, value, float("inf")), AXIS))
-            middle = tl.minimum(middle, tl.max(tl.where(used, value, float("-inf")), AXIS))
-            heavier = tile_total > heaviest
-            heaviest = tl.where(heavier, tile_total, heaviest)
-            shift = tl.where(heavier, centre - middle, 0.0)
-            first, second, _, _ = moved(total, first, second, 0.0, 0.0, shift, 2)
-            centre = tl.where(heavier, middle, centre)
-            distance = tl.where(used, value - tl.expand_dims(centre, AXIS), 0.0)
-            first += tl.sum(weight * distance, AXIS)
-            second += tl.sum(weight * distance * distance, AXIS)
         else:
-            first += added
-        total += tile_total
+            lane_row = near_row
+            lane_place = weight_kept_place
+        unrolled = tl.arange(0, UNROLL).to(INDEX)[None, :] * ACROSS
+        place = _place(unrolled + near_row, kept_place, run_stride, inner_stride, INNER, KEPT_DIMS, VECTOR, VECTOR > 1)
+        weight_place = _place(
+            unrolled + lane_row, lane_place, weight_run_stride, weight_inner_stride, INNER, KEPT_DIMS, VECTOR, CLOSE
+        )
+        position, offset, weight_offset = _tile_places(
+            start,
+            run_tiles,
+            outer_0,
+            outer_1,
+            run_stride,
+            outer_stride_0,
+            outer_stride_1,
+            outer_stride_2,
+            weight_run_stride,
+            weight_outer_stride_0,
+            weight_outer_stride_1,
+            weight_outer_stride_2,
+            STEP,
+            OUTER_DIMS,
+        )
+        # The next tile is on its way while one is added.
+        whole = first_column + COLUMNS <= kept
+        full = whole & (start < stop) & (position + STEP <= run)
+        coming = tl.load(x + offset + place, mask=full)
+        weight_coming = tl.load(weights + weight_offset + weight_place, mask=full)
+        for tile in range(start, tl.where(whole, stop, start)):
+            value = coming
+            weight = weight_coming
+            is_full = full
+            position, offset, weight_offset = _tile_places(
+                tile + 1,
+                run_tiles,
+                outer_0,
+                outer_1,
+                run_stride,
+                outer_stride_0,
+                outer_stride_1,
+                outer_stride_2,
+                weight_run_stride,
+                weight_outer_stride_0,
+                weight_outer_stride_1,
+                weight_outer_stride_2,
+                STEP,
+                OUTER_DIMS,
+            )
+            full = (tile + 1 < stop) & (position + STEP <= run)
+            coming = tl.load(x + offset + place, mask=full)
+            weight_coming = tl.load(weights + weight_offset + weight_place, mask=full)
+            if is_full:
+                if SHARED:
+                    heaviest, centre, total, squares, first, second = _add_pieces(
+                        value.to(COMPUTE),
+                        weight.to(WEIGHT),
+                        heaviest,
+                        centre,
+                        total,
+                        squares,
+                        first,
+                        second,
+                        MOMENTS,
+                        AXIS,
+                        VECTOR,
+                    )
+                else:
+                    heaviest, centre, total, squares, first, second = _add(
+                        value.to(COMPUTE), weight.to(WEIGHT), heaviest, centre, total, squares, first, second, MOMENTS, FOLD
+                    )
+        if SHARED and AXIS == 0:
+            heaviest = _of_each(heaviest, VECTOR)
+            total = _of_each(total, VECTOR)
+            squares = _of_each(squares, VECTOR)
+        check = (total + squares + first + second) * 0.0  # NaN if something was not finite
+        again = 1 - whole.to(tl.int32) + tl.max((check != check).to(tl.int32), 0)
+        if again != 0:
+            heaviest = like.to(WEIGHT)
+            centre = like.to(COMPUTE)
+            total = nothing
+            squares = nothing
+            first = nothing
+            second = nothing
 
-    place = partials + tl.program_id(1).to(tl.int64) * kept + column
+    # What is read carefully takes more registers, so that it is read by fewer pieces at a time.
+    LIMIT: tl.constexpr = 8 // FOLD if AXIS == 1 else 2
+    PIECES: tl.constexpr = 1 if LIMIT < 1 else LIMIT if LIMIT < UNROLL else UNROLL
+    some = tl.arange(0, PIECES).to(INDEX)[None, :]
+    for tile in range(start, stop):
+        position, offset, weight_offset = _tile_places(
+            tile,
+            run_tiles,
+            outer_0,
+            outer_1,
+            run_stride,
+            outer_stride_0,
+            outer_stride_1,
+            outer_stride_2,
+            weight_run_stride,
+            weight_outer_stride_0,
+            weight_outer_stride_1,
+            weight_outer_stride_2,
+            STEP,
+            OUTER_DIMS,
+        )
+        if (again != 0) | (position + STEP > run):
+            for piece in range(UNROLL // PIECES):
+                row = (piece * PIECES + some) * ACROSS + near_row
+                there = (position + row // INNER < run) & (column < kept)
+                if INNER > 1:
+                    there = there & (row % INNER < inner)
+                where = _place(row, kept_place, run_stride, inner_stride, INNER, KEPT_DIMS, VECTOR, VECTOR > 1)
+                weight_where = _place(
+                    row, weight_kept_place, weight_run_stride, weight_inner_stride, INNER, KEPT_DIMS, VECTOR, CLOSE
+                )
+                value = tl.load(x + offset + where, mask=there, other=0).to(COMPUTE)
+                weight = tl.load(weights + weight_offset + weight_where, mask=there, other=0).to(WEIGHT)
+                finite = (tl.abs(weight) < float("inf")) & (tl.abs(value) < float("inf"))
+                others += _sum((finite == 0).to(tl.int32), FOLD)
+                # An element without weight is as if it were not there; how far it is away must not count.
+                used = (weight != 0) & finite
+                value = tl.where(used, value, 0.0)
+                weight = tl.where(used, weight, 0.0)
+                heaviest, centre, total, squares, first, second = _add(
+                    value, weight, heaviest, centre, total, squares, first, second, MOMENTS, FOLD
+                )
+
+    kept_column = first_column + tl.arange(0, COLUMNS).to(INDEX)
+    inside = kept_column < kept
+    target = partials + tl.program_id(1).to(tl.int64) * kept + kept_column
     field = parts.to(tl.int64) * kept
-    tl.store(place, total, mask=inside)
     if MOMENTS:
-        tl.store(place + field, squares, mask=inside)
-        tl.store(place + 2 * field, centre, mask=inside)
-        tl.store(place + 3 * field, first, mask=inside)
-        tl.store(place + 4 * field, second, mask=inside)
+        # About the means of lanes, then that of a heavy lane, then their own: sums lose nothing by centres that are far away.
+        mean, first, second = _about_mean(total, _wide(heaviest), _wide(centre), first, second)
+        most = _of_lanes(_highest(total, COLUMNS, AXIS), NEAR // FOLD, AXIS)
+        common = _highest(tl.where(total == most, mean, float("-inf")), COLUMNS, AXIS)
+        shift = mean - _of_lanes(common, NEAR // FOLD, AXIS)
+        first, second, _, _ = moved(total, first, second, 0.0, 0.0, shift, 2)
+        weight = _added(total, COLUMNS, AXIS)
+        top = _wide(_highest(heaviest, COLUMNS, AXIS))
+        mean, first, second = _about_mean(weight, top, common, _added(first, COLUMNS, AXIS), _added(second, COLUMNS, AXIS))
+        tl.store(target, weight, mask=inside)
+        tl.store(target + field, _added(squares, COLUMNS, AXIS), mask=inside)
+        tl.store(target + 2 * field, mean, mask=inside)
+        tl.store(target + 3 * field, first, mask=inside)
+        tl.store(target + 4 * field, second, mask=inside)
     else:
-        tl.store(place + field, first, mask=inside)
-    tl.store(place + (5 if MOMENTS else 2) * field, others.to(tl.float64), mask=inside)
+        tl.store(target, _added(total, COLUMNS, AXIS), mask=inside)
+        tl.store(target + field, _added(first, COLUMNS, AXIS), mask=inside)
+    tl.store(target + (5 if MOMENTS else 2) * field, _added(others, COLUMNS, AXIS).to(tl.float64), mask=inside)
 
 
-@triton.jit(do_not_specialize=["parts"])
+_PLACES = [
+    "partials",
+    *(f"{name}_{which}" for which in ("out", "old") for name in ("nonfinite", "weight", "second", "mean", "m2")),
+]
+
+
+# Where tensors begin makes no other kernel.
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=_PLACES)
 def join_weighted(
     partials,
     nonfinite_out,

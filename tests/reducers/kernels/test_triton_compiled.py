@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from typing import Any
 
@@ -81,6 +82,24 @@ def test_an_element_takes_few_instructions_and_no_lane_waits_for_another(
     assert found["barriers in loops"] == 0
     # If features are kept a lane has four of them at most, since each has sums of its own in registers.
     assert found["bytes of a load"] == (4 * dtype.itemsize if layout == "last axis kept" else 16)
+
+
+@pytest.mark.parametrize("dtype", kernels.COMMON, ids=str)
+@pytest.mark.parametrize("reducer", ["WeightedMoments", "WeightedMoments, of samples"])
+@pytest.mark.parametrize("layout", ["everything", "last axis kept"])
+def test_weighted_sums_wait_for_no_other_lane_before_their_end(layout: str, reducer: str, dtype: torch.dtype) -> None:
+    """Weights lie as the tensor does, or neighbours share each, and it is read once."""
+    x, axes = kernels.layouts(dtype)[layout]
+    _, kernel, arguments = next(kernels.launches(x, axes, reducer))
+    loads = 2 * 2 * arguments["UNROLL"] * max(1, arguments["VECTOR"] * dtype.itemsize // 16)
+    assert arguments["SHARED"] == (reducer != "WeightedMoments")
+    ptx = kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"]).asm["ptx"]
+    waits = [place.start() for place in re.finditer("bar.sync", ptx)]
+    reads = [place.start() for place in re.finditer("ld.global", ptx)]
+    assert sum(place < waits[0] for place in reads) == loads  # quickly: of two tensors, before the loop and in it
+    carefully = [place for place in reads if place > waits[0]]
+    assert carefully
+    assert not any(carefully[0] < place < carefully[-1] for place in waits)
 
 
 def test_a_digest_is_read_by_16_bytes_a_thread() -> None:

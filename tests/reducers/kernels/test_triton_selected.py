@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from reducers import Activity, Extremes, Masked, Mean, Moments, Norm, Reducer, Summary, WeightedMean, WeightedMoments
 from reducers.kernels import dispatch
-from reducers.kernels.triton import tiling
+from reducers.kernels.triton import lanes, tiling
 from reducers.kernels.triton.sweep import swept
 from reducers.kernels.triton.weigh import weighted_swept
 
@@ -33,7 +33,8 @@ SHAPE = (2, 3, 4, 5)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "_TILE", 32)
+    monkeypatch.setattr(lanes, "_LANES", 4)
+    monkeypatch.setattr(lanes, "_EACH", 8)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 2)
 
 
@@ -277,6 +278,31 @@ def test_weights_of_any_layout(kind: str, how: str) -> None:
     assert_weighted(arranged(holes(*SHAPE)), MASKS[kind](drawn_weights()), axes)
 
 
+SHARED: dict[str, Callable[[Tensor], Tensor]] = {
+    "elements": lambda weights: weights,
+    "tokens": lambda weights: weights[..., :1],
+    "every second token": lambda weights: weights.repeat_interleave(2, 2)[:, :, ::2, :1],
+    "samples": lambda weights: weights[:, :1, :1, :1],
+    "features": lambda weights: weights[:1, :1, :1],
+    "one": lambda weights: weights[:1, :1, :1, :1],
+}
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 16), (2, 4, 2, 24)], ids=str)
+@pytest.mark.parametrize("how", LAYOUTS)
+@pytest.mark.parametrize("kind", SHARED)
+def test_weights_that_neighbours_share(kind: str, how: str, sizes: tuple[int, ...]) -> None:
+    """Many tiles are full, and read quickly; or quickly at first, if something is not finite."""
+    arranged, axes = LAYOUTS[how]
+    weights = random(*sizes, seed=5).abs()
+    weights[:, :, 1::3] = 0
+    for x in (random(*sizes) + 100, holes(*sizes)):
+        assert_weighted(arranged(x), SHARED[kind](weights).expand(sizes), axes)
+    if how == "channels" and kind in ("elements", "tokens"):
+        for flat in (weights.to(torch.bfloat16), weights.double(), weights > 1):
+            assert_weighted(arranged(random(*sizes)).bfloat16(), SHARED[kind](flat).expand(sizes), axes)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64], ids=str)
 def test_weights_and_elements_of_any_dtype(dtype: torch.dtype) -> None:
     x, weights = random(*SHAPE) * 3, random(*SHAPE, seed=5).abs() * 3
@@ -302,8 +328,29 @@ HARD: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] =
 @pytest.mark.parametrize("kind", HARD)
 def test_weights_that_break_careless_sums(kind: str) -> None:
     elements, weights = HARD[kind]
-    for axes in ((0, 1, 2, 3), (0, 2, 3)):
+    for axes in ((0, 1, 2, 3), (0, 2, 3), (0, 1, 2)):
         assert_weighted(elements(random(*SHAPE)), weights(random(*SHAPE, seed=5).abs()), axes)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("share", ["elements", "tokens"])
+def test_quick_sums_of_numbers_that_break_careless_ones(share: str, axes: tuple[int, ...]) -> None:
+    """Numbers far from 0, others far from them without weight, or of little weight, first; and weights that grow by any factor."""
+    sizes = (2, 16, 16)
+    x, weights = random(*sizes) + 1e4, random(*sizes, seed=5).abs()
+    weights = weights[..., :1].expand(sizes) if share == "tokens" else weights
+    rising = torch.logspace(-30, 0, 16)[:, None] * weights
+    none, late = torch.arange(16)[:, None] % 3 == 0, torch.arange(16)[:, None] > 4
+    cases = [(x, weights), (x, rising), (x * torch.logspace(9, 0, 16)[:, None], rising)]
+    cases += [
+        (torch.where(none, 1e30, x), torch.where(none, 0, weights)),
+        (torch.where(late, x, 1e8), torch.where(late, weights, 1e-30)),
+    ]
+    for elements, heavy in cases:
+        assert_weighted(elements, heavy, axes)
+    found = weighted_swept(torch.full(sizes, 0.1), rising, axes, MOMENTS)
+    assert found is not None
+    assert not found["m2"].any()
 
 
 def test_equal_elements_have_no_weighted_variance() -> None:
