@@ -126,14 +126,15 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("pattern", ["... ->", "... d -> d", "b t d -> b t"])
+@pytest.mark.parametrize(
+    ("pattern", "dtype"), [("... ->", torch.float32), ("... d -> d", torch.bfloat16), ("b t d -> b t", torch.float32)], ids=str
+)
 @pytest.mark.parametrize("how", WEIGHTS)
 def test_weights_of_any_layout_give_what_they_give_on_the_cpu(
     how: str, pattern: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Of full tiles and of others, with all finite, and with some that are not."""
-    for features in (96, 128, 75):
+    for features in (96, 75):
         generator = torch.Generator().manual_seed(features)
         x, drawn = (
             (torch.randn(16, 256, features, generator=generator) + 100).to(dtype),

@@ -21,6 +21,7 @@ _LANES = 128  # threads of a program
 _EACH = 32  # elements that a lane reads of a tile before it adds them to its sums
 _BYTES = 16  # the most that a thread reads at once
 _KEPT = 4  # kept positions of a lane at most: each has sums of its own, in registers
+_PIECES = 8  # of a lane along a reduced axis at least, if neighbours are kept: fewer are few numbers to add at once
 _ROW = 128  # bytes of a row that lanes read together
 _PROGRAMS = 2048  # at most, so that each processor of a GPU has about as much to do as the others
 _TILES = 8  # of a program, or there are fewer programs
@@ -85,8 +86,7 @@ def lane_plan(
         columns = power_of_two(positions, min(_LANES * vector, max(_ROW // x.element_size(), 32)))
         vector = min(vector, columns)
         across = _LANES * vector // columns
-        # A lane adds along its pieces only, each of other kept positions: few pieces would be few numbers to add at once.
-        rows = power_of_two(length, across * max(8, each // vector))
+        rows = power_of_two(length, across * max(_PIECES, each // vector))
         across = min(across, rows)
         unroll, lanes, axis = rows // across, across * columns // vector, 0
     else:
