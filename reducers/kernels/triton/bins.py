@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import Any, List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
@@ -13,7 +13,11 @@ from torch.library import triton_op
 from reducers.kernels.triton import sweep
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
 from reducers.kernels.triton.bins_kernel import count, start
-from reducers.kernels.triton.tiling import TilePlan, plan, power_of_two
+from reducers.kernels.triton.lanes import LanePlan
+from reducers.kernels.triton.lanes import _vector as read_together
+from reducers.kernels.triton.shared_bins_kernel import WORDS as SHARED_WORDS
+from reducers.kernels.triton.shared_bins_kernel import count_shared
+from reducers.kernels.triton.tiling import TilePlan, cut_axes, merged_axes, plan, power_of_two, product, tiled
 
 __all__ = ["binned_by_bits", "binned_by_edges", "count_into", "started"]
 
@@ -21,6 +25,13 @@ _BLOCK = 1024  # entries of a state that one program prepares
 _OWN_BINS = 512  # that a program counts in by itself: more leave too few registers for the elements
 _BY_BITS = ("counts", "min", "max", "nonfinite")
 _MIN_TILE = 128  # elements; a smaller tile has fewer than threads count together
+_FEWEST_LANES = 32  # of fewer, threads of a warp would count what others count
+_LANES = 128  # threads of a program that counts in shared memory
+_EACH = 16  # elements that each of them reads at once
+_KEPT = 4  # kept positions of a lane at most: each has extremes of its own, in registers
+_COLUMNS = 32  # kept positions of a program at most, if they are neighbours in memory
+_GROUP = 4  # lanes at least along a reduced axis, so that they read whole sectors of 32 bytes
+_SHARED = True  # whether bins are counted in shared memory if the device is NVIDIA's
 
 
 def binned_by_edges(
@@ -72,7 +83,7 @@ def _binned(
     first: int,
     state: Mapping[str, Tensor] | None,
 ) -> list[Tensor] | None:
-    tiles = plan(x, axes) if x.dtype in DTYPES else None
+    tiles = _tiles(x, axes, bounds, first, type(x) is not Tensor) if x.dtype in DTYPES else None
     if tiles is None:
         return None
     keys = ("counts",) if bounds is not None else _BY_BITS
@@ -113,7 +124,7 @@ def count_into(
     first: int,
 ) -> None:
     """Add the elements of `x` to the counts that `started` returned, and write the extremes, if there are any. One launch."""
-    tiles = plan(x, tuple(axes))
+    tiles = _tiles(x, tuple(axes), bounds, first, True)
     assert tiles is not None
     _count(x, tiles, [counts, *extremes], bounds, bits, first, True)
 
@@ -154,14 +165,14 @@ def _start(
 def _count(
     x: Tensor, tiles: TilePlan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool
 ) -> None:
-    bins = results[0].shape[-1]
-    double = _is_double(x, first) if bounds is None else bounds.dtype is torch.float64
-    own = power_of_two(bins + 1, 1 << 62)  # the last is for what is left out
-    own = max(own, 64 // tiles.columns)
-    if own * tiles.columns > _OWN_BINS or tiles.rows * tiles.columns < _MIN_TILE:
-        own = 0
-    edges = 0 if bounds is None else bounds.shape[0]
-    sweep._launcher(count, traced)[tiles.grid](
+    bins, edges = results[0].shape[-1], 0 if bounds is None else bounds.shape[0]
+    double = _is_double(x, first, bounds)
+    if isinstance(tiles, LanePlan):
+        kernel, own = count_shared, _shared_constants(tiles, bins, bounds, bits, first, double)
+    else:
+        kernel, own = count, {"BINS": _own_bins(tiles, bins)}
+    constants = {**tile_constants(tiles), **own}
+    sweep._launcher(kernel, traced)[tiles.grid](
         bytes_of(x),
         results[0],
         *((*results[3:], *map(bytes_of, results[1:3])) if bounds is None else (None,) * 4),
@@ -176,13 +187,97 @@ def _count(
         EDGES=bounds is not None,
         INTEGER=not x.dtype.is_floating_point,
         DOUBLE=double,
-        BINS=own,
-        **tile_constants(tiles),
+        **constants,
     )
 
 
-def _is_double(x: Tensor, first: int) -> bool:
+def _tiles(x: Tensor, axes: tuple[int, ...], bounds: Tensor | None, first: int, traced: bool) -> TilePlan | None:
+    """Return how `x` is cut: a `LanePlan` if it is counted in shared memory; None if too many axes are left after merging."""
+    if _takes_shared(x, traced):
+        lanes = _shared_plan(x, axes, _is_double(x, first, bounds))
+        if lanes is None or lanes.lanes >= _FEWEST_LANES:
+            return lanes
+    return plan(x, axes)
+
+
+def _takes_shared(x: Tensor, traced: bool) -> bool:
+    """Return whether the kernel with PTX counts `x`. What a compiler traces it counts without: PTX may write anywhere."""
+    return _SHARED and not traced and x.is_cuda and torch.version.hip is None
+
+
+def _shared_plan(x: Tensor, axes: tuple[int, ...], double: bool) -> LanePlan | None:
+    """Return how the reduction of `x` over `axes` is cut for the kernel that counts in shared memory.
+
+    A program has few kept positions, so that the window of each is big.
+    """
+    found = merged_axes(x, axes, None)
+    if found is None:
+        return None
+    kept, reduced = found
+    positions = product(size for size, _, _ in kept)
+    each = _EACH // 2 if double or not x.dtype.is_floating_point else _EACH
+    outer, run, inner = cut_axes(reduced, False, 1)
+    if kept[-1][1] < run[1]:
+        vector = read_together(x, kept[-1], [*kept[:-1], *outer, run]) if len(kept) == 1 else 1
+        columns = power_of_two(positions, _COLUMNS)
+        vector = min(vector, columns, _KEPT)
+        rows = power_of_two(run[0], _LANES * vector // columns * (each // vector))
+        across = min(_LANES * vector // columns, rows)
+        unroll, lanes, axis = rows // across, across * columns // vector, 0
+    else:
+        vector = min(read_together(x, run, [*kept, *outer]), each)
+        rows = power_of_two(run[0], _LANES * each)
+        vector = min(vector, rows)
+        unroll = max(1, min(each // vector, rows // (vector * _GROUP)))
+        across = rows // (unroll * vector)
+        columns, axis = power_of_two(positions, max(1, _LANES // across)), 1
+        lanes = across * columns
+    cut = tiled(x, kept, outer, run, inner, rows, 1, columns, axis)
+    return LanePlan(**vars(cut), unroll=unroll, lanes=lanes, vector=vector)
+
+
+def _own_bins(tiles: TilePlan, bins: int) -> int:
+    """Return the bins of a program for each kept position, in registers; 0 if it has none."""
+    own = power_of_two(bins + 1, 1 << 62)  # the last is for what is left out
+    own = max(own, 64 // tiles.columns)
+    return 0 if own * tiles.columns > _OWN_BINS or tiles.rows * tiles.columns < _MIN_TILE else own
+
+
+def _shared_constants(tiles: LanePlan, bins: int, bounds: Tensor | None, bits: int, first: int, double: bool) -> dict[str, Any]:
+    """Return the constants of the launch that counts in shared memory."""
+    own = SHARED_WORDS // tiles.columns
+    capped = packed = whole = False
+    if bounds is not None:
+        slots = own - 1  # the last is for what is not in the window
+        whole = bins <= slots
+    else:
+        # One count of 16 bits for each sign, if no program sees so many elements of a kept position.
+        packed = tiles.columns > 1 and tiles.rows * tiles.tiles < 1 << 16
+        exponent = 1023 if double else 127
+        middle = bins // 2
+        capped = middle - 1 + ((exponent + first) << bits) < (2 * exponent + 1) << bits
+        # Zeros, and what is not in the window, have two of them.
+        slots = min((own if packed else own // 2) - 2, middle if capped else middle - 1)
+    return {
+        "CAPPED": capped,
+        "PACKED": packed,
+        "WHOLE": whole,
+        "SLOTS": slots,
+        "OWN": own,
+        "UNROLL": tiles.unroll,
+        "LANES": tiles.lanes,
+        "VECTOR": tiles.vector,
+        "KEPT_DIMS": len(tiles.kept_sizes) if tiles.kept > 1 else 0,
+        "num_warps": max(1, tiles.lanes // 32),
+        # So that all programs of a plan run at once. Offsets of several kept axes take more.
+        "maxnreg": 128 if len(tiles.kept_sizes) <= 1 else 168,
+    }
+
+
+def _is_double(x: Tensor, first: int, bounds: Tensor | None = None) -> bool:
     """Return whether the bins of `x` are found in float64: float32 lacks small magnitudes, and the digits of wide integers."""
+    if bounds is not None:
+        return bounds.dtype is torch.float64
     return first < -126 or x.dtype.itemsize > (4 if x.dtype.is_floating_point else 2)
 
 

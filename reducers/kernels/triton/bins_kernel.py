@@ -15,11 +15,11 @@ import triton.language as tl
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_ordered
 
-__all__ = ["count", "start"]
+__all__ = ["count", "number_of", "start"]
 
 
 @triton.jit
-def _number(word, out, DOUBLE: tl.constexpr):
+def number_of(word, out, DOUBLE: tl.constexpr):
     """Return the number that an ordered integer stands for, in the dtype of `out`."""
     if DOUBLE:
         number = (word ^ ((word >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
@@ -271,5 +271,5 @@ def count(
                 tl.store(low_out + column, lowest.to(low_out.dtype.element_ty), mask=inside)
                 tl.store(high_out + column, highest.to(high_out.dtype.element_ty), mask=inside)
             else:
-                tl.store(low_out + column, _number(lowest, low_out, DOUBLE), mask=inside)
-                tl.store(high_out + column, _number(highest, high_out, DOUBLE), mask=inside)
+                tl.store(low_out + column, number_of(lowest, low_out, DOUBLE), mask=inside)
+                tl.store(high_out + column, number_of(highest, high_out, DOUBLE), mask=inside)

@@ -5,10 +5,12 @@ Run with triton (extra `gpu-tests`) and TRITON_INTERPRET=1, in a process of thei
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import laws
@@ -23,13 +25,15 @@ from torch import Tensor
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
-from triton.runtime.interpreter import InterpreterBuilder
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from reducers import DTypeError, Histogram, Quantile, Reducer, StateMismatchError
 from reducers.distributions import histogram
 from reducers.kernels import counting
 from reducers.kernels.triton import bins, tiling
 from reducers.kernels.triton.arguments import DTYPES
+from reducers.kernels.triton.shared_bins_kernel import WORDS
 
 TILE = 256
 EDGES = (-1.0, 0.0, 0.5, 2.0)
@@ -43,14 +47,60 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_tiles() -> Iterator[None]:
+class Instructions:
+    """What the few instructions of PTX do, on an array in place of shared memory, which is not cleared before."""
+
+    def __init__(self) -> None:
+        self.words = np.full(WORDS, 77, np.int32)
+
+    def __call__(self, asm: str, constraints: str, values: list[Any], *_: Any) -> Any:
+        address, *others = np.broadcast_arrays(*(np.asarray(value.data) for value in values))
+        found = np.zeros(address.shape, np.int32)
+        if ".shared .align" in asm:
+            assert f"shared_counts[{WORDS}]" in asm
+            self.words[:] = 77
+        elif "mad.wide" in asm:
+            number, target, slot, nowhere, magnitude, sign, below, most, infinite = others
+            np.add.at(self.words, self._placed(address), number if "[$1], $2" in asm else 1)
+            distance = (np.minimum(magnitude - below, most) ^ sign) - sign
+            self._add((target + 8 * distance.astype(np.int64))[(slot == nowhere) & (magnitude < infinite)])
+        elif "global" in asm:
+            self._add(address[others[0] != 0])
+        elif "st.shared" in asm:
+            self.words[self._placed(address)] = 0
+        elif "red.shared" in asm:
+            np.add.at(self.words, self._placed(address), 1)
+        else:
+            assert "ld.shared" in asm
+            found = self.words[self._placed(address)]
+        return SimpleNamespace(get_result=lambda _: TensorHandle(found, tl.int32))
+
+    def _placed(self, address: Any) -> Any:
+        words, rest = np.divmod(address, 4)
+        assert not rest.any()
+        assert 0 <= words.min() <= words.max() < WORDS
+        return words
+
+    def _add(self, addresses: Any) -> None:
+        for place in addresses.tolist():
+            ctypes.c_int64.from_address(place).value += 1
+
+
+@pytest.fixture(autouse=True, scope="module", params=["in registers", "in shared memory"])
+def small_tiles(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Small tensors have many tiles, and several parts of several tiles each; one program prepares most states."""
+    shared = request.param == "in shared memory"
+    instructions = Instructions()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bins, "_takes_shared", lambda x, traced: shared)
+        patch.setattr(bins, "_LANES", 128)
+        patch.setattr(bins, "_EACH", TILE // 128)
+        patch.setattr(bins, "_FEWEST_LANES", 1)
+        patch.setattr(InterpreterBuilder, "create_inline_asm", lambda _, *args: instructions(*args))
         patch.setattr(tiling, "_TILE", TILE)
         patch.setattr(tiling, "_MAX_PARTS", 4)
         patch.setattr(bins, "_BLOCK", 1 << 16)
-        yield
+        yield shared
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +324,27 @@ def test_equal_numbers_are_added_together(kind: str, taken: list[Any], added: li
     state = Quantile().update({}, PEAKED[kind])
     assert_counts(Quantile(), PEAKED[kind], (0,), state)
     assert sum(added) <= 2 * TILES + 4 * 4
+
+
+WINDOWS = {
+    "two magnitudes": torch.tensor([1e-30, 1.0]).repeat(20)[:, None] * drawn(40, 40).nan_to_num(0.5, 2, 3),
+    "one after the other": torch.tensor([1e-30] * 20 + [1.0] * 20)[:, None] * drawn(40, 40).nan_to_num(0.5, 2, 3),
+    "small": drawn(40, 40).nan_to_num(0.5, 2, 3) * 1e-6,
+    "not finite": drawn(40, 40),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_numbers_beyond_the_window_of_a_program_are_counted_too(kind: str, taken: list[Any]) -> None:
+    x = WINDOWS[kind]
+    uneven = tuple((np.arange(-300, 300) ** 3 / 1e6).tolist())
+    for reducer in (
+        Quantile("a b -> b"),
+        Quantile("a b -> b", low=1e-3, high=0.5),
+        Histogram("a b -> b", bins=500, low=-2.0, high=2.0),
+        Histogram("a b -> b", edges=uneven),
+    ):
+        assert_counts(reducer, x, (0,), reducer.update({}, x))
 
 
 def test_few_bins_are_added_once_a_program(taken: list[Any], added: list[int]) -> None:
