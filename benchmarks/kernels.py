@@ -234,8 +234,8 @@ def of_an_element(kernel: Any, arguments: dict[str, Any], target: str = "sm_90")
     constants = dict(arguments)
     found = loops(machine_code(compiled(kernel, arguments, TARGETS[target])))
     loads = re.compile(r"\bLDG\.E(?:\.\w+)*?(?:\.(128|64))?\b(?!\.)")
-    # The tiles that are read quickly are those whose loop has the loads of a whole tile; the branches in it count as taken.
-    quick = max((loop for loop in found if sum("LDG" in line for line in loop) == constants["UNROLL"]), key=len)
+    # What reads a whole tile is the loop with the most loads; its branches all count as taken.
+    quick = max(found, key=lambda loop: (sum("LDG" in line for line in loop), len(loop)))
     widths = [int(load[1] or 32) // 8 for line in quick if (load := loads.search(line))]
     return {
         "instructions an element": len(quick) / (constants["UNROLL"] * constants["VECTOR"]),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.axes import Axis
-from reducers.kernels.triton.tiling import JOINED, TilePlan, cut_axes, merged_axes, power_of_two, product, tiled
+from reducers.kernels.triton.tiling import JOINED, MAX_DIMS, TilePlan, cut_axes, merged_axes, power_of_two, product, tiled
 
 __all__ = ["MOST_PARTS", "LanePlan", "cut_many", "lane_plan", "lane_plan_of_many"]
 
@@ -25,7 +25,7 @@ _PIECES = 8  # of a lane along a reduced axis at least, if neighbours are kept: 
 _ROW = 128  # bytes of a row that lanes read together
 _PROGRAMS = 2048  # at most, so that each processor of a GPU has about as much to do as the others
 _TILES = 8  # of a program, or there are fewer programs
-_GROUP = 4  # lanes at least along a reduced axis, so that they read whole sectors of 32 bytes
+_GROUP = 2  # lanes at least along a reduced axis, so that they read whole sectors of 32 bytes
 MOST_PARTS = JOINED // 2  # of one of many tensors: one program joins them
 _PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
 
@@ -55,15 +55,14 @@ class LanePlan(TilePlan):
 
 
 def lane_plan(
-    x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False, fitted: bool = False
+    x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False, shared: bool = False
 ) -> LanePlan | None:
     """Return how the reduction of `x` over `axes` is cut; None if more than `MAX_DIMS` axes cannot be merged.
 
     Args:
         other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
         double: all is computed in float64, as integers always are.
-        fitted: few tiles shall be cut off by the end of a short axis, and lanes have as many elements as without `other` if
-            neighbours share what is read of it.
+        shared: lanes have as many elements as without `other` if neighbours share what is read of it.
     """
     found = merged_axes(x, axes, other)
     if found is None:
@@ -72,10 +71,9 @@ def lane_plan(
     positions = product(size for size, _, _ in kept)
     each = _each(x.dtype, double)
     nearest = kept[-1] if kept[-1][1] < reduced[-1][1] else reduced[-1]
-    if paired and not (fitted and nearest[2] == 0):
+    if paired and not (shared and nearest[2] == 0):
         each //= 2
-    if fitted:
-        reduced = _parted(reduced, x.element_size())
+    reduced = _parted(reduced, x.element_size())
     outer, run, inner = cut_axes(reduced, paired, _LANES * each if reduced[-1][1] <= kept[-1][1] else _LANES // 4)
     inner_rows = power_of_two(inner[0], _LANES * each)
     length = run[0] * inner_rows
@@ -92,7 +90,7 @@ def lane_plan(
     else:
         apart = [*kept, *outer] if near is run else [*kept, *outer, run]
         rows = power_of_two(length, _LANES * each)
-        if fitted and rows * _PART_TILES > length:
+        if (positions > 1 or outer) and rows * _PART_TILES > length:  # else one tile in all is cut off
             rows = min(rows, max(_factor(length), _LANES // 2))
         # The neighbours of a piece lie together along the short axis only.
         vector = min(_vector(x, near, apart), inner_rows if inner_rows > 1 else rows, each)
@@ -150,7 +148,7 @@ def _parted(reduced: list[Axis], itemsize: int) -> list[Axis]:
     """Return the axes with the last cut, if it is not a power of two, so that the new last is: tiles of it are full."""
     *others, (size, stride, other) = reduced
     factor = _factor(size)
-    if not others or factor == size or factor * itemsize < _ROW:
+    if not others or len(reduced) == MAX_DIMS or factor == size or factor * itemsize < _ROW:
         return reduced
     return [(size // factor, stride * factor, other * factor), *others, (factor, stride, other)]
 

@@ -114,7 +114,7 @@ def _form(
 def _plan(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> LanePlan | None:
     if x.dtype not in DTYPES or weights.dtype not in DTYPES:
         return None
-    return lane_plan(x, axes, weights, double=_is_double(x.dtype) or _is_double(weights.dtype), fitted=True)
+    return lane_plan(x, axes, weights, double=_is_double(x.dtype) or _is_double(weights.dtype), shared=True)
 
 
 def _is_double(dtype: torch.dtype) -> bool:

@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 Place = tuple[int, int, int]  # kept position, offset in one tensor, offset in the other
 
 
-fitted_plan = partial(lane_plan, fitted=True)
+shared_plan = partial(lane_plan, shared=True)
 
 
 SIZES = (1, 2, 3, 7, 32, 33, 64, 511, 512, 513, 768, 1024, 4095, 4096, 50257, 2**20, 2**21 + 1, 2**27 + 3, 2**31, 2**33)
@@ -113,7 +113,7 @@ def test_each_element_is_reached_once_with_its_own_mask(sizes: list[int], random
         patch.setattr(tiling, "_MAX_PARTS", 3)
         patch.setattr(lanes, "_LANES", 4)
         patch.setattr(lanes, "_EACH", 8)
-        for planned in (plan, lane_plan, fitted_plan):
+        for planned in (plan, lane_plan, shared_plan):
             tiles = planned(x, axes, other, double)
             assert tiles is not None
             assert sorted(reached(tiles)) == sorted(elements(x, other, axes)), planned
@@ -130,7 +130,7 @@ def lane_elements(tiles: LanePlan) -> list[tuple[int, int]]:
 @given(st.data())
 def test_the_lanes_of_a_program_have_each_element_of_a_tile_once(data: st.DataObject) -> None:
     x, other, axes, double = data.draw(big_tensors())
-    tiles = data.draw(st.sampled_from((lane_plan, fitted_plan)))(x, axes, other, double)
+    tiles = data.draw(st.sampled_from((lane_plan, shared_plan)))(x, axes, other, double)
     assert tiles is not None
     for number in (tiles.lanes, tiles.vector, tiles.unroll, tiles.columns, tiles.rows):
         assert number & (number - 1) == 0
@@ -158,7 +158,7 @@ def test_a_piece_does_not_reach_over_the_end_of_a_short_axis() -> None:
     """What follows there in memory is not the next element: here each token has four, of which two are reduced."""
     x = torch.empty(64, 4, device="meta")[:, :2]
     weights = torch.empty(64, 1, device="meta").expand(x.shape)
-    for planned in (lane_plan, fitted_plan):
+    for planned in (lane_plan, shared_plan):
         tiles = planned(x, (0, 1), weights)
         assert tiles is not None
         assert (tiles.inner_rows, tiles.vector) == (2, 2)
@@ -170,7 +170,7 @@ def test_weights_of_tokens_leave_most_tiles_full(dtype: torch.dtype) -> None:
     shapes = {(0, 1, 2): (8, 512, 768), (1, 2): (8, 512, 768), (2,): (8, 512, 768), (0, 2): (64, 256, 3136)}
     for axes, shape in shapes.items():
         x, weights = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(*shape[:-1], 1, device="meta")
-        tiles = fitted_plan(x, axes, weights.expand(shape))
+        tiles = shared_plan(x, axes, weights.expand(shape))
         assert tiles is not None
         assert tiles.inner == tiles.inner_rows
         assert tiles.run % (tiles.rows // tiles.inner_rows) == 0
@@ -209,7 +209,7 @@ def test_axes_that_only_the_mask_keeps_apart_can_be_too_many() -> None:
     assert plan(x, tuple(range(12)), mask) is None
 
 
-@given(big_tensors(), st.sampled_from((plan, lane_plan, fitted_plan)))
+@given(big_tensors(), st.sampled_from((plan, lane_plan, shared_plan)))
 def test_no_plan_has_more_parts_than_are_joined(
     drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool], planned: Callable[..., TilePlan | None]
 ) -> None:
@@ -229,7 +229,7 @@ def test_no_plan_has_more_parts_than_are_joined(
     assert tiles.grid[0] * tiles.columns >= tiles.kept
 
 
-@given(big_tensors(), st.sampled_from((plan, lane_plan, fitted_plan)))
+@given(big_tensors(), st.sampled_from((plan, lane_plan, shared_plan)))
 def test_no_number_in_a_kernel_is_too_big_for_its_type(
     drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool], planned: Callable[..., TilePlan | None]
 ) -> None:
