@@ -11,7 +11,7 @@ import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +231,11 @@ def loops(code: str) -> list[list[str]]:
 
 def of_an_element(kernel: Any, arguments: dict[str, Any], target: str = "sm_90") -> dict[str, Any]:
     """What the sweep takes for an element of a full tile: instructions, the bytes of its widest load, and barriers in any loop."""
-    constants = dict(arguments)
-    found = loops(machine_code(compiled(kernel, arguments, TARGETS[target])))
+    return _of_an_element(compiled(kernel, dict(arguments), TARGETS[target]), arguments)
+
+
+def _of_an_element(binary: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+    found = loops(machine_code(binary))
     loads = re.compile(r"\bLDG\.E(?:\.\w+)*?(?:\.(128|64))?\b(?!\.)")
     # What reads a whole tile is the loop with the most loads; its branches all count as taken.
     quick = max(found, key=lambda loop: (sum("LDG" in line for line in loop), len(loop)))
@@ -249,8 +252,9 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
     for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
         x, axes = layouts(dtype)[layout]
         for name, kernel, arguments in launches(x, axes, reducer):
-            element = of_an_element(kernel, dict(arguments)) if counts_elements(name, reducer, dtype, target) else {}
-            found = {**resources(compiled(kernel, arguments, TARGETS[target])), **element}
+            binary = compiled(kernel, dict(arguments), TARGETS[target])
+            element = _of_an_element(binary, arguments) if counts_elements(name, reducer, dtype, target) else {}
+            found = {**resources(binary), **element}
             of = {
                 "kernel": name,
                 "reducer": reducer,
