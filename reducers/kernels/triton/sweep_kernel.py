@@ -418,9 +418,12 @@ def sweep(
                     where = tl.max_contiguous(where, [VECTOR, 1])
                 raw = tl.load(x + offset + where, mask=there, other=0)
                 if MASK:
-                    chosen = mask + mask_kept_place + (position + row) * mask_run_stride
+                    chosen = mask_kept_place
                     if INNER > 1:
                         chosen += within * mask_inner_stride
+                    # It is called close, but of no alignment, so that it is read by the lanes that read the elements, one by one.
+                    chosen = tl.multiple_of(tl.max_contiguous(chosen + row * mask_run_stride, [2, 1]), [1, 1])
+                    chosen = mask + position * mask_run_stride + chosen
                     if OUTER_DIMS > 0:
                         chosen += offset_of(
                             tile // run_tiles,

@@ -98,11 +98,10 @@ def test_no_element_is_left_out_of_totals(column: str) -> None:
 
 
 def test_no_element_is_left_out_under_a_mask() -> None:
-    """A mask of numbers, and one of rows, which is not as the tensor lies in memory."""
-    for kept in KEPT:
-        shape, axes = KEPT[kept]
-        x = numbers(*shape)
-        mask = x > 5 if len(shape) == 1 else (torch.arange(shape[0]) % 3 != 1).unsqueeze(1).expand(shape)
+    """A mask of numbers, and one of rows, which is not as the tensor lies in memory; of half the size, as they take the longest."""
+    for (rows, *rest), axes in KEPT.values():
+        x = numbers(rows // 2, *rest)
+        mask = x > 5 if not rest else (torch.arange(len(x)) % 3 != 1).unsqueeze(1).expand(x.shape)
         wanted = summary(x, axes, mask)
         found = swept(x, axes, {"count": "count", "mean": "mean"}, 0.0, None, mask)
         assert_close(found, {name: wanted[name] for name in ("count", "mean")})
