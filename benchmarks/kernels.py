@@ -215,8 +215,11 @@ def machine_code(binary: Any) -> str:
         return subprocess.run([tool, "-c", file.name], check=True, capture_output=True, text=True).stdout
 
 
-def loops(code: str) -> list[list[str]]:
-    """The instructions of each loop in machine code: of what lies between a branch backwards and where it leads."""
+def loops(code: str, innermost: bool = False) -> list[list[str]]:
+    """The instructions of each loop in machine code, or of those without another in them.
+
+    A loop is what lies between a branch backwards and where it leads.
+    """
     instructions: list[str] = []
     labels: dict[str, int] = {}
     for line in code.splitlines():
@@ -225,8 +228,16 @@ def loops(code: str) -> list[list[str]]:
         elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
             instructions.append(found[1])
     places = ((place, re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)) for place, line in enumerate(instructions))
-    starts = ((labels[branch[1]], place) for place, branch in places if branch and labels.get(branch[1], place) < place)
-    return [instructions[start : place + 1] for start, place in starts]
+    ranges = [(labels[branch[1]], place) for place, branch in places if branch and labels.get(branch[1], place) < place]
+    if innermost:
+        ranges = [one for one in ranges if not any(one != other and one[0] <= other[0] <= other[1] <= one[1] for other in ranges)]
+    return [instructions[start : place + 1] for start, place in ranges]
+
+
+def spills_in_loops(binary: Any) -> int:
+    """How many instructions of the innermost loops read or write a register that was spilled; 0 of GPUs other than NVIDIA's."""
+    found = loops(machine_code(binary), innermost=True) if "cubin" in binary.asm else []
+    return sum(bool(re.search(r"\b(?:LDL|STL)\b", line)) for loop in found for line in loop)
 
 
 def of_an_element(kernel: Any, arguments: dict[str, Any], target: str = "sm_90") -> dict[str, Any]:
@@ -254,7 +265,7 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
         for name, kernel, arguments in launches(x, axes, reducer):
             binary = compiled(kernel, dict(arguments), TARGETS[target])
             element = _of_an_element(binary, arguments) if counts_elements(name, reducer, dtype, target) else {}
-            found = {**resources(binary), **element}
+            found = {**resources(binary), "spills in loops": spills_in_loops(binary), **element}
             of = {
                 "kernel": name,
                 "reducer": reducer,
@@ -288,7 +299,7 @@ def most(found: Iterable[Row]) -> list[Row]:
     same: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         same.setdefault((row["reducer"], row["kernel"], row["target"]), []).append(row)
-    needed = ("registers", "spilled", "shared", "instructions an element", "barriers in loops")
+    needed = ("registers", "spilled", "spills in loops", "shared", "instructions an element", "barriers in loops")
     return [
         {
             "reducer": reducer,

@@ -13,8 +13,7 @@ from torch.library import triton_op
 from reducers.kernels.triton import sweep
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
 from reducers.kernels.triton.bins_kernel import count, start
-from reducers.kernels.triton.lanes import LanePlan
-from reducers.kernels.triton.lanes import _vector as read_together
+from reducers.kernels.triton.lanes import LanePlan, neighbours_at_once
 from reducers.kernels.triton.shared_bins_kernel import WORDS as SHARED_WORDS
 from reducers.kernels.triton.shared_bins_kernel import count_shared
 from reducers.kernels.triton.tiling import TilePlan, cut_axes, merged_axes, plan, power_of_two, product, tiled
@@ -218,14 +217,14 @@ def _shared_plan(x: Tensor, axes: tuple[int, ...], double: bool) -> LanePlan | N
     each = _EACH // 2 if double or not x.dtype.is_floating_point else _EACH
     outer, run, inner = cut_axes(reduced, False, 1)
     if kept[-1][1] < run[1]:
-        vector = read_together(x, kept[-1], [*kept[:-1], *outer, run]) if len(kept) == 1 else 1
+        vector = neighbours_at_once(x, kept[-1], [*kept[:-1], *outer, run]) if len(kept) == 1 else 1
         columns = power_of_two(positions, _COLUMNS)
         vector = min(vector, columns, _KEPT)
         rows = power_of_two(run[0], _LANES * vector // columns * (each // vector))
         across = min(_LANES * vector // columns, rows)
         unroll, lanes, axis = rows // across, across * columns // vector, 0
     else:
-        vector = min(read_together(x, run, [*kept, *outer]), each)
+        vector = min(neighbours_at_once(x, run, [*kept, *outer]), each)
         rows = power_of_two(run[0], _LANES * each)
         vector = min(vector, rows)
         unroll = max(1, min(each // vector, rows // (vector * _GROUP)))

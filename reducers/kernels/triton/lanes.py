@@ -15,7 +15,7 @@ from torch import Tensor
 from reducers.kernels.axes import Axis
 from reducers.kernels.triton.tiling import JOINED, MAX_DIMS, TilePlan, cut_axes, merged_axes, power_of_two, product, tiled
 
-__all__ = ["MOST_PARTS", "LanePlan", "cut_many", "lane_plan", "lane_plan_of_many"]
+__all__ = ["MOST_PARTS", "LanePlan", "cut_many", "lane_plan", "lane_plan_of_many", "neighbours_at_once"]
 
 _LANES = 128  # threads of a program
 _EACH = 32  # elements that a lane reads of a tile before it adds them to its sums
@@ -80,7 +80,7 @@ def lane_plan(
     near = run if inner_rows == 1 else inner
     if kept[-1][1] < near[1]:
         apart = [*kept[:-1], *outer, run, inner]
-        vector = min(_KEPT if each == _EACH else _KEPT // 2, _vector(x, kept[-1], apart)) if len(kept) == 1 else 1
+        vector = min(_KEPT if each == _EACH else _KEPT // 2, neighbours_at_once(x, kept[-1], apart)) if len(kept) == 1 else 1
         columns = power_of_two(positions, min(_LANES * vector, max(_ROW // x.element_size(), 32)))
         vector = min(vector, columns)
         across = _LANES * vector // columns
@@ -93,7 +93,7 @@ def lane_plan(
         if (positions > 1 or outer) and rows * _PART_TILES > length:  # else one tile in all is cut off
             rows = min(rows, max(_factor(length), _LANES // 2))
         # The neighbours of a piece lie together along the short axis only.
-        vector = min(_vector(x, near, apart), inner_rows if inner_rows > 1 else rows, each)
+        vector = min(neighbours_at_once(x, near, apart), inner_rows if inner_rows > 1 else rows, each)
         unroll = max(1, min(each // vector, rows // (vector * _GROUP)))
         across = rows // (unroll * vector)
         columns, axis = power_of_two(positions, max(1, _LANES // across)), 1
@@ -153,7 +153,7 @@ def _parted(reduced: list[Axis], itemsize: int) -> list[Axis]:
     return [(size // factor, stride * factor, other * factor), *others, (factor, stride, other)]
 
 
-def _vector(x: Tensor, near: Axis, others: Iterable[Axis]) -> int:
+def neighbours_at_once(x: Tensor, near: Axis, others: Iterable[Axis]) -> int:
     """Return how many neighbours along an axis are read at once: they must lie together, and where a piece may begin."""
     vector = _BYTES // x.element_size()
     if near[1] != 1 or any(size > 1 and stride % vector for size, stride, _ in others):

@@ -13,8 +13,16 @@ import triton
 import triton.language as tl
 
 from reducers.kernels.triton.bins_kernel import number_of
+from reducers.kernels.triton.lane_sums import (
+    column_greatest,
+    column_least,
+    column_sum,
+    lane_greatest,
+    lane_least,
+    lane_sum,
+    tile_place,
+)
 from reducers.kernels.triton.places import offset_of
-from reducers.kernels.triton.sweep_kernel import _added, _greatest, _highest, _least, _lowest, _sum, _tile_place
 from reducers.kernels.triton.words import as_ordered
 
 __all__ = ["WORDS", "count_shared"]
@@ -383,7 +391,7 @@ def count_shared(
         even = _are_even(bounds, edges, first, scale, 1024)
     if not WHOLE:
         several = tl.arange(0, 4).to(INDEX)[None, :]
-        position, offset = _tile_place(
+        position, offset = tile_place(
             begin + several * (stop - begin) // 4,
             run_tiles,
             run_stride,
@@ -412,7 +420,7 @@ def count_shared(
     high = tl.full([NEAR // FOLD], -LAST - 1, WORD)
     some = tl.arange(0, PIECES).to(INDEX)[None, :]
     quickly = first_column + COLUMNS <= kept
-    position, offset = _tile_place(
+    position, offset = tile_place(
         begin, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, ROWS, OUTER_DIMS
     )
     full = quickly & even & (begin < stop) & (position + ROWS <= run)
@@ -421,7 +429,7 @@ def count_shared(
         # The next tile is on its way while one is counted.
         raw = coming
         is_full = full
-        position, offset = _tile_place(
+        position, offset = tile_place(
             tile + 1, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, ROWS, OUTER_DIMS
         )
         full = (tile + 1 < stop) & (position + ROWS <= run)
@@ -443,8 +451,8 @@ def count_shared(
                     own_column, entry + middle, slot, magnitude, _bits(value), shift, zero, middle, INFINITE, PACKED, SLOTS
                 )
                 word = _word(raw, value, INTEGER, WORD)
-                low = tl.minimum(low, _least(word, FOLD))
-                high = tl.maximum(high, _greatest(word, FOLD))
+                low = tl.minimum(low, lane_least(word, FOLD))
+                high = tl.maximum(high, lane_greatest(word, FOLD))
 
     # If there was something that is not finite, all is read again for the extremes of the rest.
     again = False
@@ -454,7 +462,7 @@ def count_shared(
             low = tl.full([NEAR // FOLD], LAST, WORD)
             high = tl.full([NEAR // FOLD], -LAST - 1, WORD)
     for tile in range(begin, stop):
-        position, offset = _tile_place(
+        position, offset = tile_place(
             tile, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, ROWS, OUTER_DIMS
         )
         uncounted = (quickly & even & (position + ROWS <= run)) == 0
@@ -484,11 +492,11 @@ def count_shared(
                         )
                     if not INTEGER:
                         finite = tl.abs(value) < float("inf")
-                        others += _sum((there & (finite == 0)).to(tl.int32), FOLD)
+                        others += lane_sum((there & (finite == 0)).to(tl.int32), FOLD)
                         there = there & finite
                     word = _word(raw, value, INTEGER, WORD)
-                    low = tl.minimum(low, _least(tl.where(there, word, LAST), FOLD))
-                    high = tl.maximum(high, _greatest(tl.where(there, word, -LAST - 1), FOLD))
+                    low = tl.minimum(low, lane_least(tl.where(there, word, LAST), FOLD))
+                    high = tl.maximum(high, lane_greatest(tl.where(there, word, -LAST - 1), FOLD))
 
     tl.debug_barrier()
     for block in range(COLUMNS * OWN // BLOCK):
@@ -516,10 +524,10 @@ def count_shared(
         of_column = first_column + tl.arange(0, COLUMNS).to(INDEX)
         inside = of_column < kept
         if not INTEGER:
-            others = _added(others, COLUMNS, AXIS)
+            others = column_sum(others, COLUMNS, AXIS)
             tl.atomic_add(nonfinite + of_column, others.to(tl.int64), mask=inside & (others > 0), sem="relaxed")
-        low = _lowest(low, COLUMNS, AXIS)
-        high = _highest(high, COLUMNS, AXIS)
+        low = column_least(low, COLUMNS, AXIS)
+        high = column_greatest(high, COLUMNS, AXIS)
         tl.atomic_min(table + of_column, low.to(tl.int64), mask=inside, sem="relaxed")
         tl.atomic_max(table + kept + of_column, high.to(tl.int64), mask=inside, sem="relaxed")
         tl.debug_barrier()  # all threads of this program have added theirs before it says that it is done

@@ -15,91 +15,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from reducers.kernels.triton.lane_sums import (
+    column_greatest,
+    column_least,
+    column_sum,
+    lane_greatest,
+    lane_least,
+    lane_sum,
+    tile_place,
+    to_tile,
+)
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.sums import moments_of, moved
 from reducers.kernels.triton.words import as_word
 
 __all__ = ["sweep"]
-
-
-@triton.jit
-def _tile_place(
-    tile,
-    run_tiles,
-    run_stride,
-    outer_0,
-    outer_1,
-    outer_stride_0,
-    outer_stride_1,
-    outer_stride_2,
-    STEP: tl.constexpr,
-    OUTER_DIMS: tl.constexpr,
-):
-    """Return at which position of the run a tile begins, and where it is in memory."""
-    if OUTER_DIMS == 0:
-        position = tile * STEP
-        offset = position * run_stride
-    else:
-        outer = tile // run_tiles
-        position = (tile - outer * run_tiles) * STEP
-        offset = position * run_stride
-        offset += offset_of(outer, outer_0, outer_1, 1, outer_stride_0, outer_stride_1, outer_stride_2, 0, OUTER_DIMS)
-    return position, offset
-
-
-@triton.jit
-def _folded(x, FOLD: tl.constexpr):
-    return tl.reshape(x, [x.shape[0] // FOLD, FOLD])
-
-
-@triton.jit
-def _sum(x, FOLD: tl.constexpr):
-    """Return the sums of what each lane has of a tile; without a fold, of each of its neighbours in memory for itself."""
-    x = tl.sum(x, 1)
-    return tl.sum(_folded(x, FOLD), 1) if FOLD > 1 else x
-
-
-@triton.jit
-def _least(x, FOLD: tl.constexpr):
-    x = tl.min(x, 1)
-    return tl.min(_folded(x, FOLD), 1) if FOLD > 1 else x
-
-
-@triton.jit
-def _greatest(x, FOLD: tl.constexpr):
-    x = tl.max(x, 1)
-    return tl.max(_folded(x, FOLD), 1) if FOLD > 1 else x
-
-
-@triton.jit
-def _spread(x, FOLD: tl.constexpr):
-    """Return what lanes have in the shape of a tile."""
-    if FOLD > 1:
-        x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], FOLD]), [x.shape[0] * FOLD])
-    return x[:, None]
-
-
-@triton.jit
-def _of_columns(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
-    """Return what lanes have, with those of the same kept positions along axis 1."""
-    ACROSS: tl.constexpr = x.shape[0] // COLUMNS
-    return tl.reshape(x, [COLUMNS, ACROSS, 1]) if AXIS == 1 else tl.reshape(x, [1, ACROSS, COLUMNS])
-
-
-@triton.jit
-def _added(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
-    """Return the sum over the lanes for each kept position."""
-    return tl.reshape(tl.sum(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
-
-
-@triton.jit
-def _lowest(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
-    return tl.reshape(tl.min(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
-
-
-@triton.jit
-def _highest(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
-    return tl.reshape(tl.max(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
 
 
 # Whether these are 1, or multiples of 16, makes no other kernel.
@@ -276,7 +206,7 @@ def sweep(
     done = 0
     if MASK == 0:
         # The next tile is on its way while one is added.
-        position, offset = _tile_place(
+        position, offset = tile_place(
             start,
             run_tiles,
             run_stride,
@@ -293,7 +223,7 @@ def sweep(
         for tile in range(start, tl.where(quickly != 0, stop, start)):
             raw = coming
             is_full = full
-            position, offset = _tile_place(
+            position, offset = tile_place(
                 tile + 1,
                 run_tiles,
                 run_stride,
@@ -310,53 +240,53 @@ def sweep(
             if is_full:
                 value = raw.to(COMPUTE)
                 if COUNTS:
-                    zeros += _sum((value == 0).to(tl.int32), FOLD)
+                    zeros += lane_sum((value == 0).to(tl.int32), FOLD)
                 if INTEGER:
                     if EXTREMES:
-                        low = tl.minimum(low, _least(raw, FOLD).to(low.dtype))
-                        high = tl.maximum(high, _greatest(raw, FOLD).to(high.dtype))
+                        low = tl.minimum(low, lane_least(raw, FOLD).to(low.dtype))
+                        high = tl.maximum(high, lane_greatest(raw, FOLD).to(high.dtype))
                     if TOTAL == "sum" or TOTAL == "exact":
-                        counted += _sum(raw.to(tl.int64), FOLD)
+                        counted += lane_sum(raw.to(tl.int64), FOLD)
                 elif EXTREMES:
-                    low = tl.minimum(low, _least(value, FOLD))
-                    high = tl.maximum(high, _greatest(value, FOLD))
+                    low = tl.minimum(low, lane_least(value, FOLD))
+                    high = tl.maximum(high, lane_greatest(value, FOLD))
                 if TOTAL == "active":
-                    counted += _sum((tl.abs(value) > limit).to(tl.int32), FOLD)
+                    counted += lane_sum((tl.abs(value) > limit).to(tl.int32), FOLD)
                 if TOTAL == "exact" and not INTEGER:
-                    seen = _sum(value.to(tl.float64), FOLD)
+                    seen = lane_sum(value.to(tl.float64), FOLD)
                     added += seen
                     check += (seen * 0.0).to(COMPUTE)
                 if TOTAL == "magnitudes":
-                    seen = _sum(tl.abs(value), FOLD)
+                    seen = lane_sum(tl.abs(value), FOLD)
                     added += seen.to(tl.float64)
                     check += seen * 0.0
                 if TOTAL == "squares":
-                    seen = _sum(value * value, FOLD)
+                    seen = lane_sum(value * value, FOLD)
                     added += seen.to(tl.float64)
                     check += seen * 0.0
                     if not DOUBLE:
-                        reach = tl.maximum(reach, _greatest(tl.abs(value), FOLD))
+                        reach = tl.maximum(reach, lane_greatest(tl.abs(value), FOLD))
                 if ORDER > 0:
-                    middle = _sum(value, FOLD) * (1.0 / GROUP)
-                    distance = value - _spread(middle, FOLD)
-                    seen = _sum(distance, FOLD)
+                    middle = lane_sum(value, FOLD) * (1.0 / GROUP)
+                    distance = value - to_tile(middle, FOLD)
+                    seen = lane_sum(distance, FOLD)
                     power_1 = seen.to(tl.float64)
                     power_2 = nothing
                     power_3 = nothing
                     power_4 = nothing
                     if ORDER > 1:
                         square = distance * distance
-                        seen = _sum(square, FOLD)
+                        seen = lane_sum(square, FOLD)
                         power_2 = seen.to(tl.float64)
                         if ORDER > 2:
-                            power_3 = _sum(square * distance, FOLD).to(tl.float64)
+                            power_3 = lane_sum(square * distance, FOLD).to(tl.float64)
                             if ORDER > 3:
-                                seen = _sum(square * square, FOLD)
+                                seen = lane_sum(square * square, FOLD)
                                 power_4 = seen.to(tl.float64)
                             else:
-                                seen = _sum(square * tl.abs(distance), FOLD)
+                                seen = lane_sum(square * tl.abs(distance), FOLD)
                         if not DOUBLE and not EXTREMES:
-                            reach = tl.maximum(reach, _greatest(tl.abs(distance), FOLD))
+                            reach = tl.maximum(reach, lane_greatest(tl.abs(distance), FOLD))
                     check += seen * 0.0
                     tile_centre = middle.to(tl.float64)
                     centre = tl.where(done == 0, tile_centre, centre)
@@ -371,7 +301,7 @@ def sweep(
                     if ORDER > 3:
                         fourth += power_4
                 elif not INTEGER and (TOTAL == "" or TOTAL == "active" or TOTAL == "peak"):
-                    check += _sum(value * 0.0, FOLD)
+                    check += lane_sum(value * 0.0, FOLD)
                 done += 1
     count += done * GROUP
     again = 1 - quickly
@@ -399,7 +329,7 @@ def sweep(
             high = tl.full(like.shape, float("-inf"), COMPUTE)
 
     for tile in range(start, stop):
-        position, offset = _tile_place(
+        position, offset = tile_place(
             tile, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, ROWS // INNER, OUTER_DIMS
         )
         if (again != 0) | (position + ROWS > run):
@@ -443,27 +373,27 @@ def sweep(
                     finite = there & (tl.abs(value) < float("inf"))
                     value = tl.where(there, value, 0.0)
                 clean = tl.where(finite, value, 0.0)
-                number = _sum(finite.to(tl.int32), FOLD)
+                number = lane_sum(finite.to(tl.int32), FOLD)
                 if not INTEGER:
-                    others += _sum((there & (finite == 0)).to(tl.int32), FOLD)
+                    others += lane_sum((there & (finite == 0)).to(tl.int32), FOLD)
                 if COUNTS:
-                    zeros += _sum((there & (value == 0)).to(tl.int32), FOLD)
+                    zeros += lane_sum((there & (value == 0)).to(tl.int32), FOLD)
                     if not INTEGER:
-                        infinite += _sum((tl.abs(value) == float("inf")).to(tl.int32), FOLD)
-                        missing += _sum((value != value).to(tl.int32), FOLD)
+                        infinite += lane_sum((tl.abs(value) == float("inf")).to(tl.int32), FOLD)
+                        missing += lane_sum((value != value).to(tl.int32), FOLD)
                 if INTEGER:
                     if EXTREMES:
-                        low = tl.minimum(low, _least(tl.where(there, raw, HIGHEST), FOLD).to(low.dtype))
-                        high = tl.maximum(high, _greatest(tl.where(there, raw, LOWEST), FOLD).to(high.dtype))
+                        low = tl.minimum(low, lane_least(tl.where(there, raw, HIGHEST), FOLD).to(low.dtype))
+                        high = tl.maximum(high, lane_greatest(tl.where(there, raw, LOWEST), FOLD).to(high.dtype))
                     if TOTAL == "sum" or TOTAL == "exact":
-                        counted += _sum(tl.where(there, raw, 0).to(tl.int64), FOLD)
+                        counted += lane_sum(tl.where(there, raw, 0).to(tl.int64), FOLD)
                 if TOTAL == "active":
-                    counted += _sum((tl.abs(clean) > limit).to(tl.int32), FOLD)
+                    counted += lane_sum((tl.abs(clean) > limit).to(tl.int32), FOLD)
                 if TOTAL == "exact" and not INTEGER:
-                    added += _sum(clean.to(tl.float64), FOLD)
+                    added += lane_sum(clean.to(tl.float64), FOLD)
                 if ORDER > 0 or EXTREMES or TOTAL == "magnitudes" or TOTAL == "squares":
-                    least = _least(tl.where(finite, value, float("inf")), FOLD)
-                    greatest = _greatest(tl.where(finite, value, float("-inf")), FOLD)
+                    least = lane_least(tl.where(finite, value, float("inf")), FOLD)
+                    greatest = lane_greatest(tl.where(finite, value, float("-inf")), FOLD)
                     if EXTREMES and not INTEGER:
                         low = tl.minimum(low, least)
                         high = tl.maximum(high, greatest)
@@ -477,30 +407,30 @@ def sweep(
                     else:
                         down = like.to(COMPUTE) + 1.0
                         up = nothing + 1.0
-                    scaled = clean * _spread(down, FOLD)
+                    scaled = clean * to_tile(down, FOLD)
                     if TOTAL == "magnitudes":
-                        added += _sum(tl.abs(scaled), FOLD).to(tl.float64) * up
+                        added += lane_sum(tl.abs(scaled), FOLD).to(tl.float64) * up
                     if TOTAL == "squares":
-                        added += _sum(scaled * scaled, FOLD).to(tl.float64) * up * up
+                        added += lane_sum(scaled * scaled, FOLD).to(tl.float64) * up * up
                     if ORDER > 0:
                         # About the mean of the group, or a number near it; equal numbers have exactly themselves as the centre.
-                        middle = _sum(scaled, FOLD) / tl.maximum(number, 1).to(COMPUTE)
+                        middle = lane_sum(scaled, FOLD) / tl.maximum(number, 1).to(COMPUTE)
                         middle = tl.minimum(tl.maximum(middle, least * down), greatest * down)
                         middle = tl.where(number > 0, middle, 0.0)
-                        distance = tl.where(finite, scaled - _spread(middle, FOLD), 0.0)
+                        distance = tl.where(finite, scaled - to_tile(middle, FOLD), 0.0)
                         tile_centre = middle.to(tl.float64) * up
                         centre = tl.where(count == 0, tile_centre, centre)
-                        power_1 = _sum(distance, FOLD).to(tl.float64) * up
+                        power_1 = lane_sum(distance, FOLD).to(tl.float64) * up
                         power_2 = nothing
                         power_3 = nothing
                         power_4 = nothing
                         if ORDER > 1:
                             square = distance * distance
-                            power_2 = _sum(square, FOLD).to(tl.float64) * up * up
+                            power_2 = lane_sum(square, FOLD).to(tl.float64) * up * up
                             if ORDER > 2:
-                                power_3 = _sum(square * distance, FOLD).to(tl.float64) * up * up * up
+                                power_3 = lane_sum(square * distance, FOLD).to(tl.float64) * up * up * up
                                 if ORDER > 3:
-                                    power_4 = _sum(square * square, FOLD).to(tl.float64) * up * up * up * up
+                                    power_4 = lane_sum(square * square, FOLD).to(tl.float64) * up * up * up * up
                         weight = number.to(tl.float64)
                         power_1, power_2, power_3, power_4 = moved(
                             weight, power_1, power_2, power_3, power_4, tile_centre - centre, ORDER
@@ -517,7 +447,7 @@ def sweep(
     if ORDER > 0:
         # About the centre of one lane, so that equal numbers have exactly themselves as the mean.
         weight = count.to(tl.float64)
-        common = _highest(tl.where(count > 0, centre, float("-inf")), COLUMNS, AXIS)
+        common = column_greatest(tl.where(count > 0, centre, float("-inf")), COLUMNS, AXIS)
         common = tl.where(common > float("-inf"), common, 0.0)
         if AXIS == 1:
             shift = tl.reshape(tl.broadcast_to(common[:, None], [COLUMNS, ACROSS // FOLD]), like.shape)
@@ -526,24 +456,24 @@ def sweep(
         shift = tl.where(count > 0, centre - shift, 0.0)
         first, second, third, fourth = moved(weight, first, second, third, fourth, shift, ORDER)
         centre = common
-        first = _added(first, COLUMNS, AXIS)
+        first = column_sum(first, COLUMNS, AXIS)
         if ORDER > 1:
-            second = _added(second, COLUMNS, AXIS)
+            second = column_sum(second, COLUMNS, AXIS)
         if ORDER > 2:
-            third = _added(third, COLUMNS, AXIS)
+            third = column_sum(third, COLUMNS, AXIS)
         if ORDER > 3:
-            fourth = _added(fourth, COLUMNS, AXIS)
-    count = _added(count, COLUMNS, AXIS)
-    others = _added(others, COLUMNS, AXIS)
+            fourth = column_sum(fourth, COLUMNS, AXIS)
+    count = column_sum(count, COLUMNS, AXIS)
+    others = column_sum(others, COLUMNS, AXIS)
     if EXTREMES:
-        low = _lowest(low, COLUMNS, AXIS)
-        high = _highest(high, COLUMNS, AXIS)
+        low = column_least(low, COLUMNS, AXIS)
+        high = column_greatest(high, COLUMNS, AXIS)
     if COUNTS:
-        zeros = _added(zeros, COLUMNS, AXIS)
-        infinite = _added(infinite, COLUMNS, AXIS)
-        missing = _added(missing, COLUMNS, AXIS)
-    added = _added(added, COLUMNS, AXIS)
-    counted = _added(counted, COLUMNS, AXIS)
+        zeros = column_sum(zeros, COLUMNS, AXIS)
+        infinite = column_sum(infinite, COLUMNS, AXIS)
+        missing = column_sum(missing, COLUMNS, AXIS)
+    added = column_sum(added, COLUMNS, AXIS)
+    counted = column_sum(counted, COLUMNS, AXIS)
     kept_column = first_column + tl.arange(0, COLUMNS).to(INDEX)
     inside = kept_column < kept
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from reducers.kernels.triton.lane_sums import column_greatest, column_sum, lane_greatest, lane_sum, tile_place, to_tile
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.sums import moments_of, moved
-from reducers.kernels.triton.sweep_kernel import _added, _greatest, _highest, _spread, _sum, _tile_place
 
 __all__ = ["join_weighted", "weigh"]
 
@@ -86,10 +86,10 @@ def _tile_places(
     DIMS: tl.constexpr,
 ):
     """Return at which position of the run a tile begins, and where it is in both tensors."""
-    position, offset = _tile_place(
+    position, offset = tile_place(
         tile, run_tiles, run_stride, outer_0, outer_1, outer_stride_0, outer_stride_1, outer_stride_2, STEP, DIMS
     )
-    _, weight_offset = _tile_place(
+    _, weight_offset = tile_place(
         tile,
         run_tiles,
         weight_run_stride,
@@ -142,17 +142,17 @@ def _add(value, weight, heaviest, centre, total, squares, first, second, MOMENTS
     """Return the sums with those of a tile. Elements of a lane have each a weight of its own."""
     wide = _wide(weight)
     if MOMENTS:
-        top = _greatest(weight, FOLD)
-        element = _greatest(tl.where(weight == _spread(top, FOLD), value, float("-inf")), FOLD)
+        top = lane_greatest(weight, FOLD)
+        element = lane_greatest(tl.where(weight == to_tile(top, FOLD), value, float("-inf")), FOLD)
         heaviest, centre, first, second = _centred(top, element, heaviest, centre, total, first, second, 1)
-        distance = _wide(value) - _spread(_wide(centre), FOLD)
+        distance = _wide(value) - to_tile(_wide(centre), FOLD)
         product = wide * distance
-        first += _sum(product, FOLD)
-        second += _sum(product * distance, FOLD)
-        squares += _sum(wide * wide, FOLD)
+        first += lane_sum(product, FOLD)
+        second += lane_sum(product * distance, FOLD)
+        squares += lane_sum(wide * wide, FOLD)
     else:
-        first += _sum(wide * _wide(value), FOLD)
-    total += _sum(wide, FOLD)
+        first += lane_sum(wide * _wide(value), FOLD)
+    total += lane_sum(wide, FOLD)
     return heaviest, centre, total, squares, first, second
 
 
@@ -179,7 +179,7 @@ def _add_pieces(
             greatest = tl.max(_of_pieces(value, VECTOR), 1)
             element = tl.max(tl.where(weight == top[:, None], greatest, float("-inf")), 1)
             heaviest, centre, first, second = _centred(top, element, heaviest, centre, total, first, second, 1)
-            distance = _wide(value) - _spread(_wide(centre), VECTOR)
+            distance = _wide(value) - to_tile(_wide(centre), VECTOR)
             second += tl.sum(wide * tl.sum(_of_pieces(distance * distance, VECTOR), 1), 1)
         else:
             distance = _wide(value)
@@ -455,7 +455,7 @@ def weigh(
                 value = tl.load(x + offset + where, mask=there, other=0).to(COMPUTE)
                 weight = tl.load(weights + weight_offset + weight_where, mask=there, other=0).to(WEIGHT)
                 finite = (tl.abs(weight) < float("inf")) & (tl.abs(value) < float("inf"))
-                others += _sum((finite == 0).to(tl.int32), FOLD)
+                others += lane_sum((finite == 0).to(tl.int32), FOLD)
                 # An element without weight is as if it were not there; how far it is away must not count.
                 used = (weight != 0) & finite
                 value = tl.where(used, value, 0.0)
@@ -471,22 +471,22 @@ def weigh(
     if MOMENTS:
         # About the means of lanes, then that of a heavy lane, then their own: sums lose nothing by centres that are far away.
         mean, first, second = _about_mean(total, _wide(heaviest), _wide(centre), first, second)
-        most = _of_lanes(_highest(total, COLUMNS, AXIS), NEAR // FOLD, AXIS)
-        common = _highest(tl.where(total == most, mean, float("-inf")), COLUMNS, AXIS)
+        most = _of_lanes(column_greatest(total, COLUMNS, AXIS), NEAR // FOLD, AXIS)
+        common = column_greatest(tl.where(total == most, mean, float("-inf")), COLUMNS, AXIS)
         shift = mean - _of_lanes(common, NEAR // FOLD, AXIS)
         first, second, _, _ = moved(total, first, second, 0.0, 0.0, shift, 2)
-        weight = _added(total, COLUMNS, AXIS)
-        top = _wide(_highest(heaviest, COLUMNS, AXIS))
-        mean, first, second = _about_mean(weight, top, common, _added(first, COLUMNS, AXIS), _added(second, COLUMNS, AXIS))
+        weight = column_sum(total, COLUMNS, AXIS)
+        top = _wide(column_greatest(heaviest, COLUMNS, AXIS))
+        mean, first, second = _about_mean(weight, top, common, column_sum(first, COLUMNS, AXIS), column_sum(second, COLUMNS, AXIS))
         tl.store(target, weight, mask=inside)
-        tl.store(target + field, _added(squares, COLUMNS, AXIS), mask=inside)
+        tl.store(target + field, column_sum(squares, COLUMNS, AXIS), mask=inside)
         tl.store(target + 2 * field, mean, mask=inside)
         tl.store(target + 3 * field, first, mask=inside)
         tl.store(target + 4 * field, second, mask=inside)
     else:
-        tl.store(target, _added(total, COLUMNS, AXIS), mask=inside)
-        tl.store(target + field, _added(first, COLUMNS, AXIS), mask=inside)
-    tl.store(target + (5 if MOMENTS else 2) * field, _added(others, COLUMNS, AXIS).to(tl.float64), mask=inside)
+        tl.store(target, column_sum(total, COLUMNS, AXIS), mask=inside)
+        tl.store(target + field, column_sum(first, COLUMNS, AXIS), mask=inside)
+    tl.store(target + (5 if MOMENTS else 2) * field, column_sum(others, COLUMNS, AXIS).to(tl.float64), mask=inside)
 
 
 _PLACES = [
