@@ -2,11 +2,12 @@
 
 Of the sweep, also the instructions that an element takes, read in the machine code of an NVIDIA GPU.
 
-Run, with `pip install '.[gpu-tests]'`: python benchmarks/kernels.py
+Run, with `pip install '.[gpu-tests]'`: python benchmarks/kernels.py [--all]
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 import subprocess
@@ -281,6 +282,13 @@ def counts_elements(kernel: str, reducer: str, dtype: torch.dtype, target: str) 
     return kernel == "sweep" and target == "sm_90" and reducer in FAMILIES and dtype in COMMON
 
 
+def usual_rows() -> Iterator[Row]:
+    """Every reducer in the dtypes and layouts that networks have most."""
+    where = ("everything", "last axis kept", "channels kept")
+    yield from rows((*FAMILIES, "Summary, masked", *WEIGHTED, *BINNED, *BEST), COMMON, where, TARGETS)
+    yield from rows(HASHED, COMMON, where[:2], TARGETS)
+
+
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
     own = (*MASKED, *WEIGHTED, *BINNED, *BEST)  # which take no many tensors at once
@@ -313,8 +321,10 @@ def most(found: Iterable[Row]) -> list[Row]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every dtype and layout, which takes an hour")
     table = []
-    for row in all_rows():
+    for row in all_rows() if parser.parse_args().all else usual_rows():
         print(*row.values(), flush=True)
         table.append(row)
     write("kernels", rows=most(table), versions=versions("triton"))
