@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from recorders._torch.compiler import keep_graphs_with
 from recorders.graphs.operators import can_record
 from reducers import Reducer, to_recipe
@@ -36,7 +34,10 @@ def cacheable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell(name: str) -> None:
-    stands_for = hashlib.sha256(f"{_code()} {can_record()}".encode()).hexdigest()
+    try:
+        stands_for = hashlib.sha256(f"{_code()} {can_record()}".encode()).hexdigest()
+    except OSError:  # the package is not a folder of files that can be read
+        return
     keep_graphs_with({_EFFECT: stands_for, name: stands_for})
 
 
@@ -57,11 +58,8 @@ def _sources(root: Path) -> Iterable[Path]:
 def content_of(monitor: Any) -> str | None:
     """Return a text that is equal for monitors of which graphs are traced alike, in any process; None if that cannot be told.
 
-    It cannot if what a reducer does is not ours to know, or options are functions; and not among ranks, where tensors may turn out
-    to be parts of others while a graph is traced.
+    It cannot if what a reducer does is not ours to know, or options are functions.
     """
-    if dist.is_available() and dist.is_initialized():
-        return None
     reducer, gate = monitor.reducer, monitor.gate
     options = dict(monitor.constructor.options)
     if not all(isinstance(value, _PLAIN) for value in options.values()) or not _is_ours(type(monitor), "recorders"):

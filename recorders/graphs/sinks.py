@@ -17,13 +17,16 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recorders._torch import without_modes
+from reducers._torch import constant_in_graphs
 
 __all__ = [
     "KEY",
     "GraphBatch",
+    "among_ranks",
     "batch_as_text",
     "batch_from_text",
     "find_sink",
@@ -74,9 +77,18 @@ def new_spec_key(spec: Any, content: str | None) -> str:
     return key
 
 
+@constant_in_graphs
+def among_ranks() -> bool:
+    """Whether there may be DTensors. Dynamo cannot be asked: it does not tell DTensors from other tensors."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def key_in_graph(key: str, handle: Tensor | None) -> str:
-    """Returns the key of a spec for the graph that is being traced. One with handles has places of this process in it."""
-    return key if handle is None else f"{key} {_PROCESS}"
+    """Returns the key of a spec for the graph that is being traced. If that has something of this process, no other finds it.
+
+    With handles these are places of accumulators; among ranks it may be which part of a tensor this rank holds.
+    """
+    return key if handle is None and not among_ranks() else f"{key} {_PROCESS}"
 
 
 def find_sink(sink: Tensor | int) -> Any:

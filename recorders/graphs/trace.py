@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from recorders._torch import NoAutocast, at_end_of_backward, graph_task, is_being_traced, outside_modes
@@ -27,8 +26,8 @@ from recorders.graphs.caching import cacheable
 from recorders.graphs.device import emit_accumulations
 from recorders.graphs.operators import can_record, encoded
 from recorders.graphs.reading import is_read
-from recorders.graphs.sinks import batch_as_text, find_spec
-from reducers._torch import constant_in_graphs, in_graphs
+from recorders.graphs.sinks import among_ranks, batch_as_text, find_spec
+from reducers._torch import in_graphs
 from reducers.kernels.cpp.sweeping import are_numbers
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
@@ -37,20 +36,13 @@ __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
 def emit_call(sink: Tensor, operands: Any, stream: str) -> None:
     """Adds a call of the operator that passes on the operands of callables; called while a graph is traced."""
     layout, tensors, numbers = encoded(operands)
-    if _among_ranks():
+    if among_ranks():
         _emit_parts(sink, layout, tensors, numbers, stream)
     else:
         torch.ops.torch_recorders.receive_call(sink, stream, layout, tensors, numbers, "")
 
 
-@constant_in_graphs
-def _among_ranks() -> bool:
-    """Whether there may be DTensors. Dynamo cannot be asked: it does not tell DTensors from other tensors."""
-    return dist.is_available() and dist.is_initialized()
-
-
-@cacheable
-@in_graphs
+@in_graphs  # and not kept by the compiler: which part this rank holds becomes part of the graph
 def _emit_parts(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     """A node of the user's graph: the same for operands that may be DTensors; passes on the parts that this rank holds."""
     outside_modes(_emit_local, sink, layout, tensors, numbers, stream)

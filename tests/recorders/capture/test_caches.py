@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Monitor
 from recorders.graphs.caching import content_of
-from recorders.graphs.sinks import find_spec, new_spec_key
+from recorders.graphs.sinks import find_spec, key_in_graph, new_spec_key
 from reducers import Mean, Moments, Product, Summary
 
 PROGRAM = """
@@ -122,9 +122,15 @@ def test_what_is_not_ours_to_know_is_found_in_no_other_process(monitor: Any) -> 
     assert new_spec_key(monitor, None) != new_spec_key(monitor, None)
 
 
-def test_among_ranks_graphs_are_traced_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_graph_has_of_its_process_is_found_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places of accumulators, and which part of a tensor a rank holds."""
+    monitor = ForwardMonitor(Summary())
+    key = new_spec_key(monitor, content(monitor))
+    assert key_in_graph(key, None) == key
+    with_places = key_in_graph(key, torch.zeros(1))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert content(ForwardMonitor(Summary())) is None
+    assert key_in_graph(key, None) == with_places != key
+    assert find_spec(with_places) is monitor
 
 
 def test_specs_of_equal_contents_are_told_apart_by_their_order() -> None:
