@@ -35,6 +35,12 @@ def headline() -> str:
     if step:
         label = "training step of a transformer with nine statistics of every output of its leaf modules, of the bare step"
         found.append((label, ", ".join(step.values())))
+    big = _result("gpu").get("sections", {}).get("training-big", {}).get("rows", [])
+    steps = {row["who"]: f"{row['x bare']['mean']:.2f}x" for row in big if row["execution"] == "eager"}
+    if steps:
+        label = f"the same on a GPU ({_result('gpu')['device']['name']}), a transformer of {big[0]['network']} parameters, eager"
+        both = steps.get("Summary of outputs and gradients")
+        found.append((label, f"{steps['Summary of outputs']}{f'; {both} with all gradients' if both else ''}"))
     floor = {row["reducer"]: row["x floor"] for row in _result("floor").get("rows", []) if row["layout"] == "per tensor"}
     plain = "plain PyTorch, eight statistics"
     if floor.keys() >= {"Summary", plain}:
@@ -50,12 +56,6 @@ def headline() -> str:
     if peaks.keys() >= {"Summary", plain}:
         figure = f"{peaks['Summary']:.0f} MB; {peaks[plain]:.0f} MB for eight by plain PyTorch calls"
         found.append(("nine statistics of a 400 MB activation, memory at the peak", figure))
-    big = _result("gpu").get("sections", {}).get("training-big", {}).get("rows", [])
-    steps = {row["who"]: f"{row['x bare']['mean']:.2f}x" for row in big if row["execution"] == "eager"}
-    if steps:
-        label = f"the same on a GPU ({_result('gpu')['device']['name']}), a transformer of {big[0]['network']} parameters, eager"
-        both = steps.get("Summary of outputs and gradients")
-        found.append((label, f"{steps['Summary of outputs']}{f'; {both} with all gradients' if both else ''}"))
     if soak := _result("soak"):
         label = f"{soak['steps']:,} training steps with every kind of monitor, growth of resident memory"
         found.append((label, f"{soak['growth MB']:.1f} MB"))
