@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dis
+import gc
 import linecache
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +33,16 @@ from recorders import (
 from recorders.ring.ring import COPIES
 from recorders.ring.rows import LOCK
 from reducers import History, Last, Moments, Norm, Product
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    """No garbage of other tests is collected meanwhile: an exception in one of its finalizers would be told, and go nowhere."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
 
