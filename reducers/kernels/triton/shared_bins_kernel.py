@@ -68,6 +68,27 @@ def _add_there(target, taken):
     )
 
 
+_COUNT = """{
+            .reg .pred %p;
+            .reg .b32 %bin;
+            .reg .b64 %place;
+            red.shared.add.u32 [$1], ADDED;
+            setp.ne.s32 %p, $4, $5;
+            @%p bra DONE;
+            setp.ge.s32 %p, $6, $10;
+            @%p bra DONE;
+            sub.s32 %bin, $6, $8;
+            min.s32 %bin, %bin, $9;
+            xor.b32 %bin, %bin, $7;
+            sub.s32 %bin, %bin, $7;
+            mad.wide.s32 %place, %bin, 8, $3;
+            red.relaxed.gpu.global.add.u64 [%place], 1;
+            DONE: mov.u32 $0, 0;
+            }"""
+_COUNT_NUMBER = tl.constexpr(_COUNT.replace("ADDED", "$2"))
+_COUNT_ONE = tl.constexpr(_COUNT.replace("ADDED", "1"))
+
+
 @triton.jit
 def _count_once(address, number, target, slot, nowhere, magnitude, sign, below, most, infinite, PACKED: tl.constexpr):
     """Add a number to the count of its slot; and if it has none, and is finite, 1 to its bin. `target` is the bin of zero.
@@ -76,57 +97,10 @@ def _count_once(address, number, target, slot, nowhere, magnitude, sign, below, 
     computed of an element is in registers for a short time.
     """
     arguments = [address, number, target.to(tl.int64), slot, nowhere, magnitude, sign, below, most, infinite]
-    if PACKED:
-        done = tl.inline_asm_elementwise(
-            """{
-            .reg .pred %p;
-            .reg .b32 %bin;
-            .reg .b64 %place;
-            red.shared.add.u32 [$1], $2;
-            setp.ne.s32 %p, $4, $5;
-            @%p bra DONE;
-            setp.ge.s32 %p, $6, $10;
-            @%p bra DONE;
-            sub.s32 %bin, $6, $8;
-            min.s32 %bin, %bin, $9;
-            xor.b32 %bin, %bin, $7;
-            sub.s32 %bin, %bin, $7;
-            mad.wide.s32 %place, %bin, 8, $3;
-            red.relaxed.gpu.global.add.u64 [%place], 1;
-            DONE: mov.u32 $0, 0;
-            }""",
-            "=r,r,r,l,r,r,r,r,r,r,r",
-            arguments,
-            tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:  # of 1 the threads of a warp add the sum at once
-        done = tl.inline_asm_elementwise(
-            """{
-            .reg .pred %p;
-            .reg .b32 %bin;
-            .reg .b64 %place;
-            red.shared.add.u32 [$1], 1;
-            setp.ne.s32 %p, $4, $5;
-            @%p bra DONE;
-            setp.ge.s32 %p, $6, $10;
-            @%p bra DONE;
-            sub.s32 %bin, $6, $8;
-            min.s32 %bin, %bin, $9;
-            xor.b32 %bin, %bin, $7;
-            sub.s32 %bin, %bin, $7;
-            mad.wide.s32 %place, %bin, 8, $3;
-            red.relaxed.gpu.global.add.u64 [%place], 1;
-            DONE: mov.u32 $0, 0;
-            }""",
-            "=r,r,r,l,r,r,r,r,r,r,r",
-            arguments,
-            tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    return done
+    # Of 1 the threads of a warp add the sum at once.
+    return tl.inline_asm_elementwise(
+        _COUNT_NUMBER if PACKED else _COUNT_ONE, "=r,r,r,l,r,r,r,r,r,r,r", arguments, tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
