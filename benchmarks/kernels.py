@@ -31,6 +31,8 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+if triton.__version__ < "3.5":
+    del TARGETS["gfx942"]  # it brings no linker for AMD
 POINTERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64", torch.bool: "u8"}
 FAMILIES = {
     "Mean": "count,nonfinite,sum",
@@ -261,7 +263,7 @@ def _of_an_element(binary: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable[str], targets: Iterable[str]) -> Iterator[Row]:
     """The resources of the kernels of these reducers, dtypes and layouts, for these targets."""
-    for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
+    for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, [one for one in targets if one in TARGETS]):
         x, axes = layouts(dtype)[layout]
         for name, kernel, arguments in launches(x, axes, reducer):
             binary = compiled(kernel, dict(arguments), TARGETS[target])
