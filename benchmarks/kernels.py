@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from reducers.kernels.digests import NANS
-from reducers.kernels.triton import accumulate, best, bins, digest, many, sketch, sweep, weigh
+from reducers.kernels.triton import accumulate, best, bins, digest, launching, many, sketch, sweep, weigh
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
@@ -91,8 +91,8 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             names = self.kernel.arg_names
             return lambda *args, **kwargs: recorded.append((self.kernel, dict(zip(names, args, strict=False), **kwargs)))
 
-    before = sweep._launcher
-    sweep._launcher = weigh._launcher = Launcher  # type: ignore[assignment]
+    before = launching.launcher
+    launching.launcher = Launcher  # type: ignore[assignment]
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
         if reducer in WEIGHTED:
@@ -115,7 +115,7 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             recorded.clear()
             many.swept_rows(xs, [(names, 0.5, rows)], tables)
     finally:
-        sweep._launcher = weigh._launcher = before
+        launching.launcher = before
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
         yield kernel.fn.__name__, kernel, {**ordered, **arguments}

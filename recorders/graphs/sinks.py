@@ -70,9 +70,12 @@ def new_spec_key(spec: Any, content: str | None) -> str:
         content: all that graphs depend on. In another process, the first spec of this content has the same key, the second has that
             of the second, and so on: so what the compiler has kept on disk is found again. None if no other process may find it.
     """
-    alike = secrets.token_hex(8) if content is None else hashlib.sha256(content.encode()).hexdigest()[:16]
-    number = _alike[alike] = _alike.get(alike, -1) + 1
-    key = f"{alike}_{number}"
+    if content is None:
+        key = f"{next(_numbers)}_{_PROCESS}"
+    else:
+        alike = hashlib.sha256(content.encode()).hexdigest()[:16]
+        number = _alike[alike] = _alike.get(alike, -1) + 1
+        key = f"{alike}_{number}"
     _specs[key] = spec
     return key
 

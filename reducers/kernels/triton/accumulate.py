@@ -139,7 +139,7 @@ def accumulate(x: Tensor, axes: tuple[int, ...], columns: str, threshold: float,
 
 def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.dtype, slot: int) -> None:
     _, parts, kept = partials.shape
-    _join_launch(columns, dtype, parts, kept)(partials.get_device(), (handle, partials), slot, using=sweep._launcher)
+    _join_launch(columns, dtype, parts, kept)(partials.get_device(), (handle, partials), slot)
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
-from reducers.kernels.triton import sweep
+from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, tile_constants
 from reducers.kernels.triton.best_kernel import choose, rank
 from reducers.kernels.triton.tiling import TilePlan, plan, power_of_two
@@ -89,7 +89,7 @@ def ranked(
 def _choose(view: Tensor, tiles: TilePlan, k: int, largest: bool, traced: bool) -> tuple[Tensor, Tensor]:
     table = torch.empty((2, tiles.kept, tiles.parts, k), dtype=torch.int64, device=view.device)
     nonfinite = torch.empty((tiles.kept, tiles.parts), dtype=torch.int64, device=view.device)
-    sweep._launcher(choose, traced)[tiles.grid](
+    launching.launcher(choose, traced)[tiles.grid](
         bytes_of(view),
         table,
         nonfinite,
@@ -121,7 +121,7 @@ def _rank(
     worst = float("-inf" if largest else "inf")
     if not dtype.is_floating_point:
         worst = torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
-    sweep._launcher(rank, traced)[(kept, 1, 1)](
+    launching.launcher(rank, traced)[(kept, 1, 1)](
         bytes_of(x),
         table,
         nonfinite,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
-from reducers.kernels.triton import sweep
+from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
 from reducers.kernels.triton.bins_kernel import count, start
 from reducers.kernels.triton.lanes import LanePlan, neighbours_at_once
@@ -140,7 +140,7 @@ def _start(
         results.append(torch.empty((3, kept), dtype=torch.int64, device=x.device))
         results.append(torch.empty(shape, dtype=torch.int64, device=x.device))
     lowest, highest = _none(x, first)
-    sweep._launcher(start, traced)[(-(-kept * bins // _BLOCK), 1, 1)](
+    launching.launcher(start, traced)[(-(-kept * bins // _BLOCK), 1, 1)](
         results[0],
         *(results[3:] if extremes else (None, None)),
         state[0] if state else None,
@@ -171,7 +171,7 @@ def _count(
     else:
         kernel, own = count, {"BINS": _own_bins(tiles, bins)}
     constants = {**tile_constants(tiles), **own}
-    sweep._launcher(kernel, traced)[tiles.grid](
+    launching.launcher(kernel, traced)[tiles.grid](
         bytes_of(x),
         results[0],
         *((*results[3:], *map(bytes_of, results[1:3])) if bounds is None else (None,) * 4),

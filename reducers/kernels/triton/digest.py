@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.library import triton_op
 from torch.nn.functional import pad
 
-from reducers.kernels.triton import sweep
+from reducers.kernels.triton import launching
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
 
 __all__ = ["absorbed", "digest_after", "hash_into", "hashed", "hashes_of"]
@@ -106,7 +106,7 @@ def _hash(words: Tensor, table: Tensor, constants: Sequence[int], traced: bool) 
     (rows, number), parts = words.shape, table.shape[1]
     blocks = -(-number // _WORDS)
     magnitude, above, signs, nan = (one % 2**64 for one in constants[:4])
-    sweep._launcher(hash_parts, traced)[(parts, rows, 1)](
+    launching.launcher(hash_parts, traced)[(parts, rows, 1)](
         words,
         table,
         number,
@@ -127,13 +127,13 @@ def _hash(words: Tensor, table: Tensor, constants: Sequence[int], traced: bool) 
 def _finish(table: Tensor, kind: int, traced: bool) -> Tensor:
     rows, parts = table.shape
     hashes = torch.empty(rows, dtype=torch.int64, device=table.device)
-    sweep._launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, kind, BLOCK=_JOINED, num_warps=_WARPS)
+    launching.launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, kind, BLOCK=_JOINED, num_warps=_WARPS)
     return hashes
 
 
 def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int, traced: bool) -> list[Tensor]:
     results = [torch.empty((), dtype=torch.int64, device=hashes.device) for _ in range(3)]
-    sweep._launcher(absorb, traced)[(1, 1, 1)](
+    launching.launcher(absorb, traced)[(1, 1, 1)](
         hashes, *results, *(state or (None,) * 3), hashes.shape[0], power, FACTOR=factor, STATE=len(state) > 0, num_warps=1
     )
     return results

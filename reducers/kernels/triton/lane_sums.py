@@ -62,12 +62,14 @@ def lane_sum(x, FOLD: tl.constexpr):
 
 @triton.jit
 def lane_least(x, FOLD: tl.constexpr):
+    """Return the least of what each lane has of a tile; see `lane_sum`."""
     x = tl.min(x, 1)
     return tl.min(_folded(x, FOLD), 1) if FOLD > 1 else x
 
 
 @triton.jit
 def lane_greatest(x, FOLD: tl.constexpr):
+    """Return the greatest of what each lane has of a tile; see `lane_sum`."""
     x = tl.max(x, 1)
     return tl.max(_folded(x, FOLD), 1) if FOLD > 1 else x
 
@@ -95,9 +97,11 @@ def column_sum(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
 
 @triton.jit
 def column_least(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    """Return the least over the lanes for each kept position."""
     return tl.reshape(tl.min(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])
 
 
 @triton.jit
 def column_greatest(x, COLUMNS: tl.constexpr, AXIS: tl.constexpr):
+    """Return the greatest over the lanes for each kept position."""
     return tl.reshape(tl.max(_of_columns(x, COLUMNS, AXIS), 1), [COLUMNS])

@@ -32,25 +32,22 @@ class Launch:
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, int, int], fixed: tuple[Any, ...], warps: int) -> None:
-        """Args:
-        fixed: the arguments that stay, which stand between the tensors and the last numbers, in the order of the kernel.
-        """
+        """Keep the arguments that stay; `fixed` stand between the tensors and the last numbers, in the order of the kernel."""
         self.kernel, self.grid, self.fixed, self.warps = kernel, grid, fixed, warps
         self._compiled: dict[Hashable, Callable[..., None]] = {}
 
-    def __call__(self, kind: Hashable, tensors: tuple[Tensor | None, ...], *last: int, using: Any = launcher) -> None:
+    def __call__(self, kind: Hashable, tensors: tuple[Tensor | None, ...], *last: int) -> None:
         """Launch the kernel on the current device and stream.
 
         Args:
             kind: all of which it depends what is compiled: the device, which tensors there are, and whether those whose alignment
                 the kernel looks at are aligned. Dtypes must be those of the first call.
             last: numbers of which what is compiled does not depend.
-            using: `launcher`, or what stands in its place.
         """
         run = self._compiled.get(kind)
         if run is not None:
             run(*tensors, *self.fixed, *last)
             return
-        compiled = using(self.kernel, False)[self.grid](*tensors, *self.fixed, *last, num_warps=self.warps)
+        compiled = launcher(self.kernel, False)[self.grid](*tensors, *self.fixed, *last, num_warps=self.warps)
         if isinstance(compiled, triton.compiler.CompiledKernel):
             self._compiled[kind] = compiled[self.grid]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
-from reducers.kernels.triton import sweep
+from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES, bytes_of
 from reducers.kernels.triton.sketch_kernel import join_parts, make_signs, sketch_parts
 
@@ -72,10 +72,10 @@ def _sketch(xs: Tensor, table: Tensor, traced: bool) -> None:
     blocks, groups = -(-length // buckets), buckets // _GROUP
     signs = torch.empty((blocks, groups), dtype=torch.int64, device=xs.device)
     turns = torch.empty(blocks, dtype=torch.int32, device=xs.device)
-    sweep._launcher(make_signs, traced)[(-(-blocks * groups // _SIGNS), 1, 1)](
+    launching.launcher(make_signs, traced)[(-(-blocks * groups // _SIGNS), 1, 1)](
         signs, turns, blocks * groups, BUCKETS=buckets, BLOCK=_SIGNS, num_warps=_WARPS
     )
-    sweep._launcher(sketch_parts, traced)[(parts, rows, 1)](
+    launching.launcher(sketch_parts, traced)[(parts, rows, 1)](
         bytes_of(xs),
         signs,
         turns,
@@ -95,7 +95,7 @@ def _join(table: Tensor, traced: bool) -> tuple[Tensor, Tensor]:
     rows, parts, width = table.shape
     sums = torch.empty((rows, width - _FACTS), dtype=torch.float64, device=table.device)
     facts = torch.empty((rows, _FACTS), dtype=torch.float64, device=table.device)
-    sweep._launcher(join_parts, traced)[(rows, -(-width // _COLUMNS), 1)](
+    launching.launcher(join_parts, traced)[(rows, -(-width // _COLUMNS), 1)](
         table, sums, facts, parts, width - _FACTS, PARTS=_JOINED, COLUMNS=_COLUMNS, num_warps=_WARPS
     )
     return sums, facts

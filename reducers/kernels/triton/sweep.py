@@ -224,7 +224,7 @@ def _sweep(
     masked = None if mask is None else mask.stride()
     launch = sweep_launch(x.shape, x.stride(), x.dtype, tuple(axes), columns, threshold, masked, due is not None)
     kind = x.get_device(), is_aligned(x), mask is None or is_aligned(mask), None if due is None else due.dtype
-    launch(kind, tensors, slot, using=_launcher)
+    launch(kind, tensors, slot)
 
 
 @lru_cache(maxsize=4096)
@@ -278,7 +278,7 @@ def sweep_many(
         grid, numbers, constants = many_arguments(x.dtype, parts, columns, threshold, aligned)
         launcher(sweep, True)[grid](*tensors, *numbers, DUE=False, slot=0, **constants)
         return
-    _many_launch(x.dtype, parts, columns, threshold, aligned)((x.get_device(), is_aligned(x)), tensors, 0, using=_launcher)
+    _many_launch(x.dtype, parts, columns, threshold, aligned)((x.get_device(), is_aligned(x)), tensors, 0)
 
 
 def _join(
@@ -301,7 +301,7 @@ def _join(
         grid, numbers, constants = _join_arguments(*of, cuts is not None)
         launcher(join, True)[grid](*tensors, *numbers, first=first, last=last, **constants)
     else:
-        _join_launch(*of, cuts is not None)(partials.get_device(), tensors, first, last, using=_launcher)
+        _join_launch(*of, cuts is not None)(partials.get_device(), tensors, first, last)
     return results
 
 
@@ -347,6 +347,3 @@ def _placed(values: Sequence[Tensor], places: Sequence[int | None]) -> tuple[Ten
 def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Return tensors for the statistics of tensors of this dtype, in the order of `columns`."""
     return [torch.empty(shape, dtype=kind, device=device) for kind in column_dtypes(tuple(columns.split(",")), dtype)]
-
-
-_launcher = launcher  # tests put another in its place

@@ -472,8 +472,9 @@ def sweep(
         zeros = column_sum(zeros, COLUMNS, AXIS)
         infinite = column_sum(infinite, COLUMNS, AXIS)
         missing = column_sum(missing, COLUMNS, AXIS)
-    added = column_sum(added, COLUMNS, AXIS)
-    counted = column_sum(counted, COLUMNS, AXIS)
+    if TOTAL != "":
+        added = column_sum(added, COLUMNS, AXIS)
+        counted = column_sum(counted, COLUMNS, AXIS)
     kept_column = first_column + tl.arange(0, COLUMNS).to(INDEX)
     inside = kept_column < kept
 

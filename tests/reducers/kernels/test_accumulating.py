@@ -14,7 +14,7 @@ from torch import Tensor
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
-from reducers.kernels.triton import lanes, sweep, tiling
+from reducers.kernels.triton import lanes, launching, tiling
 from reducers.kernels.triton.accumulate import accumulate, clear, new_accumulators, new_handle, point, statistics
 from reducers.kernels.triton.sweep import swept
 
@@ -157,7 +157,7 @@ def test_launches_that_are_replayed_count_again(monkeypatch: pytest.MonkeyPatch)
     first, _, second = observations(torch.float32)
     memory = first.clone()
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "_launcher", Recorded)
+        patch.setattr(launching, "launcher", Recorded)
         found.add(memory)
     assert len(launches) == 2
     assert found.count == 0

@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import bins, sweep
+from reducers.kernels.triton import bins, launching
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.lanes import LanePlan
 
@@ -57,7 +57,7 @@ def compiled(reducer: str, dtype: torch.dtype, layout: str, target: GPUTarget, p
     if edges is None:
         results += [torch.empty(shape, dtype=dtype, device="meta") for _ in range(2)]
         results += [torch.empty(shape, dtype=torch.int64, device="meta") for _ in range(2)]
-    patch.setattr(sweep, "_launcher", launcher)
+    patch.setattr(launching, "launcher", launcher)
     bins._count(x, tiles, results, edges, bits, first, False)
     ((kernel, arguments),) = launched
     registers, made = arguments.pop("maxnreg"), kernels.triton.compile
