@@ -25,6 +25,7 @@ from reducers.errors import (
     StateError,
     StateMismatchError,
 )
+from reducers.kernels.parts import TensorPart
 from reducers.multivariate.covariance import Covariance, CrossCovariance
 from reducers.multivariate.matrices import condition_number, singular_values, spectral_norm, stable_rank
 from reducers.multivariate.similarity import CKA, MinibatchCKA
@@ -132,6 +133,7 @@ __all__ = [
     "Statistic",
     "Sum",
     "Summary",
+    "TensorPart",
     "TimeSince",
     "TopK",
     "WeightedMean",

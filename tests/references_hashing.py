@@ -15,8 +15,8 @@ __all__ = ["digest", "fingerprints", "sketch"]
 Array = NDArray[Any]
 Observations = list[Array]
 
-PRIME = 2**61 - 1
 NAN = 0x7FF8 << 48
+FACTOR = (mixed(0, 6) & ~1, mixed(1, 6) | 1)
 
 
 def integers(values: Any) -> Array:
@@ -24,23 +24,30 @@ def integers(values: Any) -> Array:
     return np.array(values, dtype=object)
 
 
+def times(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The product of numbers `a[0] + a[1] w`, in which the square of w is -1 - w."""
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0] - a[1] * b[1]
+
+
 def digest(xs: Observations) -> dict[str, Any]:
     """That of float64 or complex128, word by word."""
-    found = 0
+    found = (0, 0)
     for x in xs:
         real = np.ascontiguousarray(x).view(np.float64).ravel()
         words = np.where(np.isnan(real), NAN, real.view(np.uint64).astype(object))
-        places = np.arange(len(words))
-        spread = (words ^ words >> 32) * 0x9E3779B97F4A7C15 % 2**64
-        weights = mixed(integers(places % 1024), 1) | integers([1])
-        terms = (spread ^ spread >> 32) * weights
-        blocks = [int(terms[places // 1024 == block].sum()) for block in range(1 + (len(words) - 1) // 1024)]
+        reversed_words = integers([int.from_bytes(int(word).to_bytes(8, "little"), "big") for word in words])
+        places = integers(np.arange(len(words)))
+        spread = places // 512 * 0x9E3779B97F4A7C15 % 2**64
+        factors = (spread ^ spread >> 32) * 0x94D049BB133111EB % 2**64 | integers([1])
+        swapped = factors % 2**32 * 2**32 | factors >> 32 | integers([1])
+        first = (words * (mixed(places % 512, 1) | integers([1])) * factors).sum()
+        second = (reversed_words * (mixed(places % 512, 2) | integers([1])) * swapped).sum()
         kind = zlib.crc32(f"torch.{x.dtype}".encode())
         for size in x.shape:
             kind = mixed(kind + size, 4)
-        whole = sum(mixed(mixed(one, 2) + block, 3) for block, one in enumerate(blocks))
-        found = (found * (mixed(0, 6) % PRIME) + (mixed(whole + kind, 5) & PRIME)) % PRIME
-    return {"digest": found, "observations": len(xs)}
+        before = times(found, FACTOR)
+        found = (before[0] + first + mixed(kind, 5)) % 2**64, (before[1] + second + mixed(kind, 6)) % 2**64
+    return {"digest": mixed(mixed(found[0], 7) + found[1], 8) >> 1, "observations": len(xs)}
 
 
 def sketch(k: int) -> Callable[[Observations], dict[str, Any]]:
@@ -49,8 +56,10 @@ def sketch(k: int) -> Callable[[Observations], dict[str, Any]]:
         flat = [np.ascontiguousarray(x).view(np.float64).ravel() for x in xs]
         for x in flat:
             for index, value in enumerate(np.where(np.isfinite(x), x, 0)):
-                negative = mixed(index // 64, 7) >> index % 64 & 1
-                sums[(index + (mixed(index // k, 8) >> 33)) % k] += -value if negative else value
+                turn = mixed(index // k, 8)
+                bucket = (index - (turn >> 32) * (k // 64) // 2**32 * 64) % k ^ turn % 64
+                negative = mixed(index // k * (k // 64) + bucket // 64, 7) >> bucket % 64 & 1
+                sums[bucket] += -value if negative else value
         whole = np.concatenate(flat)
         rest = whole[np.isfinite(whole)]
         ends = (rest.min(), rest.max()) if len(rest) else (np.nan, np.nan)

@@ -12,6 +12,7 @@ from reducers.core.fields import Reduction
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import most_nonfinite, require_state
 from reducers.errors import ReducerTypeError, StateMismatchError
+from reducers.kernels.parts import TensorPart
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Product"]
@@ -95,6 +96,14 @@ class Product(Reducer):
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.merge(left[name], right[name]).items()}
+
+    def of_part(self, part: TensorPart) -> Product:
+        return Product(**{name: one.of_part(part) for name, one in self.parts})
+
+    def join_parts(self, a: State, b: State) -> State:
+        left, right = self._split(a), self._split(b)
+        joined = {name: part.join_parts(left[name], right[name]) for name, part in self.parts}
+        return {f"{name}/{key}": value for name, state in joined.items() for key, value in state.items()}
 
     def reductions_of(self, state: State) -> Mapping[str, Reduction]:
         split = self._split(state)

@@ -1,15 +1,19 @@
-"""Validates the inputs of `update`: one tensor, or one tensor and a second that broadcasts to it."""
+"""Validates the inputs of `update`: one tensor, one and a second that broadcasts to it, or a part of a larger one."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reducers.errors import ArgumentError, ReducerTypeError
+from reducers.kernels.parts import TensorPart
 
-__all__ = ["align_input", "observation", "observation_with"]
+__all__ = ["align_input", "check_part", "checked_part", "observation", "observation_with"]
+
+_MOST = 1 << 59  # elements of a tensor: places in its memory are counted in int64
 
 
 def observation(reducer: object, xs: tuple[Any, ...]) -> Tensor:
@@ -58,3 +62,46 @@ def align_input(reducer: object, other: Tensor, x: Tensor, name: str) -> Tensor:
             "be the leading axes of the observation, each with the same length or length 1"
         )
     return other.reshape(sizes)
+
+
+def check_part(reducer: Any) -> None:
+    """Check the field `part` of a reducer that is being made, and make it a `TensorPart`: a recipe has plain tuples.
+
+    Raises:
+        ArgumentError: it is not the shape of a tensor and the index of one of its elements.
+    """
+    part = reducer.part
+    if part is None:
+        return
+    if isinstance(part, tuple) and len(part) == 2 and all(isinstance(sizes, tuple) for sizes in part):
+        shape, start = part
+        sizes = (*shape, *start)
+        are_sizes = all(type(size) is int for size in sizes) and len(shape) == len(start) <= 64 and math.prod(shape) < _MOST
+        if are_sizes and all(0 <= at < size for at, size in zip(start, shape, strict=True)):
+            object.__setattr__(reducer, "part", TensorPart(shape, start))
+            return
+    raise ArgumentError(
+        f"{type(reducer).__name__} takes as part the shape of the whole tensor and the index in it of the first element of the "
+        f"part, such as TensorPart((1024, 512), (256, 0)); it got {part!r:.200}"
+    )
+
+
+def checked_part(reducer: Any, xs: Tensor) -> TensorPart | None:
+    """Return the part of which observations are, stacked along the first axis; None if they are whole.
+
+    Raises:
+        ArgumentError: an observation reaches beyond the end of the whole, or has another number of axes.
+    """
+    part: TensorPart | None = reducer.part
+    shape = tuple(xs.shape[1:])
+    if part is None:
+        return None
+    fits = len(shape) == len(part.shape) and all(
+        at + size <= whole for at, size, whole in zip(part.start, shape, part.shape, strict=True)
+    )
+    if not fits:
+        raise ArgumentError(
+            f"{reducer!r} got an observation of shape {shape}, which is no part of a tensor of shape {part.shape} from "
+            f"{part.start} on"
+        )
+    return part

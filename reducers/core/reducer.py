@@ -14,6 +14,7 @@ from reducers.core.checks import check_cost, check_layout
 from reducers.core.fields import Add, Field, Reduction
 from reducers.core.overrides import Shortcut, switch_off
 from reducers.errors import ArgumentError, ReducerTypeError, StateError
+from reducers.kernels.parts import TensorPart
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["MAX_SIZE", "Reducer", "check_reducer", "check_size", "register_combinator", "registry"]
@@ -144,6 +145,17 @@ class Reducer(ABC):
     def update_all(self, state: State, xs: Tensor) -> State:
         """Return the state after several observations, stacked along a new first axis in order."""
         return reduce(self.update, xs.unbind(), state)
+
+    def of_part(self, part: TensorPart) -> Reducer:
+        """Return the reducer for observations that are this part of larger ones: itself, if it does not ask where an element is.
+
+        Its states join by `join_parts` to those of the whole, and are states of this reducer.
+        """
+        return self
+
+    def join_parts(self, a: State, b: State) -> State:
+        """Return the state of observations from those of two parts of each."""
+        return self.merge(a, b)
 
     def merge_all(self, states: Sequence[State]) -> State:
         """Return the states merged in order."""

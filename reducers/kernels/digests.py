@@ -1,9 +1,10 @@
-"""Hashes of the bits of whole tensors, which are equal on every device, for every layout, and however the work is cut.
+"""Hashes of the bits of whole tensors, which are equal on every device, for every layout, and however the tensor is cut.
 
-The bytes of a tensor, in the order of its elements, are words of 64 bits, and blocks of 1,024 words; zeros fill up the last. A
-word becomes another by a bijection that spreads its bits, and is multiplied by an odd weight, a hash of its place in the block. The
-hash of a block is the sum, modulo 2**64: a change within one word changes it for certain, any other change with about the
-probability for random numbers. The sum of the hashes of all blocks, each mixed with the number of the block, is that of the tensor.
+The bytes of a tensor, in the order of its elements, are words of 64 bits, and blocks of 512 words; zeros fill up the last. Its hash
+are two sums, modulo 2**64. A word adds to the first its product with a coefficient, and to the second that of its bytes in the
+opposite order with another, because the highest bits of a factor count for little in a product. A coefficient is an odd hash of
+the place in the block, times one of the number of the block. So both sums are linear in the bits: what the parts of a tensor add,
+each from where it begins in the whole, adds up to the hash of the whole.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from torch.nn.functional import pad
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.digest import looped_digests
 from reducers.kernels.failing import Kernels, found, tried
-from reducers.kernels.hashing import GOLDEN, mix, mixed, shift_right
+from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right
+from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
 
 __all__ = ["BLOCK", "NANS", "absorbed", "digests"]
 
-_WORDS = 1 << 10  # of a block
+_WORDS = 1 << 9  # of a block
 BLOCK = 8 * _WORDS
 """Bytes of a block."""
 
@@ -64,40 +66,45 @@ def _triton_digests() -> tuple[Hashed, Absorbed] | None:
 DIGESTS: Kernels[tuple[Hashed, Absorbed]] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
 
 
-def digests(xs: Tensor) -> list[int] | Tensor:
+def digests(xs: Tensor, part: TensorPart | None = None) -> list[int] | Tensor:
     """Return the hash of each of several tensors of one shape and dtype, stacked along the first axis; none is empty.
 
-    Shape and dtype count, and the bits of each element, in order. All NaNs of a dtype are one.
+    Shape and dtype count, and the bits of each element, with its place. All NaNs of a dtype are one.
+
+    Args:
+        part: of what the tensors are parts; the hashes of all parts add up to that of the whole.
 
     Returns:
-        integers from 0 to below 2**64, of tensors whose memory the CPU may read here; of others int64, which are the same numbers
-        modulo 2**64.
+        the two sums of each, one tensor after another, from 0 to below 2**64, of tensors whose memory the CPU may read here; of
+        others int64 [rows, 2], which are the same numbers modulo 2**64.
     """
     if torch.compiler.is_compiling():
-        in_graph: Tensor = as_operator(xs)
+        shape, start = ((), ()) if part is None else part
+        in_graph: Tensor = as_operator(xs, list(shape), list(start))
         return in_graph
-    rows, shape, code = xs.shape[0], xs.shape[1:], _CODES[xs.dtype]
+    part = None if part is None or part.shape == xs.shape[1:] else part
+    whole = xs.shape[1:] if part is None else part.shape
+    kinds = [0, 0] if part is not None and any(part.start) else _kinds(_CODES[xs.dtype], whole)
     xs = xs.resolve_conj().resolve_neg()
-    xs = torch.view_as_real(xs) if xs.is_complex() else xs
-    kind = code
-    for size in shape:
-        kind = mixed(kind + size, 4)
-    kernels = found(DIGESTS, xs.device)
-    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, kind, NANS.get(xs.dtype, _NONE))
-    if hashes is not None:
-        return hashes
-    looped = _looped(xs, rows)
-    if looped is None:
-        return mix(_hashed(xs, rows) + ((kind + 2**63) % 2**64 - 2**63), 5)
-    return [mixed(one + kind, 5) for one in looped]
+    if xs.is_complex():
+        xs, part = torch.view_as_real(xs), part and TensorPart((*part.shape, 2), (*part.start, 0))
+    sums: list[int] | Tensor = kinds * xs.shape[0]
+    for piece, runs in runs_of(xs, part):
+        hashes = _hashed(piece, runs)
+        if isinstance(hashes, Tensor):
+            sums = hashes + (sums if isinstance(sums, Tensor) else _signed(sums, xs.device).view(-1, 2))
+        else:
+            sums = [(one + other) % 2**64 for one, other in zip(hashes, sums, strict=True)]
+    return sums
 
 
-def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -> list[Tensor] | None:
+def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> list[Tensor] | None:
     """Return the entries of a state of `Digest` after observations with these hashes, by one launch of a kernel; None without one.
 
     Args:
+        hashes: int64 [observations, 2].
         state: the entries before, digest, factor and observations, or nothing.
-        factor: the base of the polynomial.
+        factor: the base of the polynomial, two words.
         power: of it, for so many observations.
     """
     kernels = found(DIGESTS, hashes.device)
@@ -108,60 +115,129 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -
 
 
 @custom_op("reducers::digests", mutates_args=())
-def as_operator(xs: Tensor) -> Tensor:
-    """Return what `digests` returns, as int64. Graphs call it as it is: Inductor would narrow some products of integers."""
-    hashes = digests(xs)
-    if isinstance(hashes, Tensor):
-        return hashes
-    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in hashes], device=xs.device)
+def as_operator(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
+    """Return what `digests` returns, as int64. Graphs call it as it is: Inductor would narrow some products of integers.
+
+    Args:
+        shape, start: of the part, see `TensorPart`; nothing if the tensors are whole.
+    """
+    hashes = digests(xs, TensorPart(tuple(shape), tuple(start)) if shape else None)
+    return hashes if isinstance(hashes, Tensor) else _signed(hashes, xs.device).view(-1, 2)
 
 
 @as_operator.register_fake
-def _(xs: Tensor) -> Tensor:
-    return xs.new_empty(xs.shape[0], dtype=torch.int64)
+def _(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
+    return xs.new_empty((xs.shape[0], 2), dtype=torch.int64)
 
 
-def _looped(xs: Tensor, rows: int) -> list[int] | None:
-    """Return the sums of the blocks of each tensor, by the loop; None if there is none."""
+def _signed(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in numbers], device=device)
+
+
+@lru_cache(maxsize=256)
+def _kinds(code: int, shape: tuple[int, ...]) -> list[int]:
+    """Return what dtype and shape add to the sums of a tensor."""
+    kind = code
+    for size in shape:
+        kind = mixed(kind + size, 4)
+    return [mixed(kind, 5), mixed(kind, 6)]
+
+
+def _hashed(xs: Tensor, runs: Runs) -> list[int] | Tensor:
+    """Return the sums of what is added by tensors that are not complex; see `digests`."""
     nans = NANS.get(xs.dtype, _NONE)
-    if xs.device.type != "cpu":
-        return None
-    if rows > 1 or xs.is_contiguous() or xs.nbytes < 2 * _COPIED:
-        return looped_digests(xs.contiguous(), rows, 0, nans)
-    whole = 0
+    kernels = found(DIGESTS, xs.device)
+    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, runs, nans)
+    if hashes is not None:
+        return hashes
+    looped = _looped(xs, runs, nans) if xs.device.type == "cpu" else None
+    if looped is not None:
+        return looped
+    return _of_words(xs) if runs.number == 1 and runs.start == 0 else _of_elements(xs, runs)
+
+
+def _looped(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> list[int] | None:
+    """Return the sums by the loop; None if there is none."""
+    rows, size = xs.shape[0], xs.dtype.itemsize
+    if rows > 1 or runs.number > 1 or xs.is_contiguous() or xs.nbytes < 2 * _COPIED:
+        return looped_digests(xs.contiguous(), rows, runs, nans)
+    sums = [0, 0]
     for part, first in _parts(xs[0]):
-        hashes = looped_digests(part.contiguous(), 1, first, nans)
-        if hashes is None:
+        more = looped_digests(part.contiguous(), 1, Runs(1, part.numel(), runs.start + first // size), nans)
+        if more is None:
             return None
-        whole += hashes[0]
-    return [whole % 2**64]
+        sums = [(one + other) % 2**64 for one, other in zip(sums, more, strict=True)]
+    return sums
 
 
 def _parts(x: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Yield parts of `x` along its first axis that begin with a block, each with the number of that block."""
+    """Yield parts of `x` along its first axis, each with the byte at which it begins."""
     while len(x) == 1:
         x = x[0]
     a_row = x.nbytes // len(x)
     step = BLOCK // math.gcd(BLOCK, a_row)  # rows whose bytes are whole blocks
     step *= max(1, _COPIED // (step * a_row))
     for start in range(0, len(x), step):
-        yield x[start : start + step], start * a_row // BLOCK
+        yield x[start : start + step], start * a_row
 
 
-def _hashed(xs: Tensor, rows: int) -> Tensor:
-    """Return the sums of the blocks of each tensor, by PyTorch's operations: int64 [rows]."""
+def _of_words(xs: Tensor) -> Tensor:
+    """Return the sums of whole tensors by PyTorch's operations, int64 [rows, 2]."""
+    rows = xs.shape[0]
     bits = xs.contiguous().view(_INTEGERS[xs.dtype.itemsize]).reshape(rows, -1)
-    magnitude, highest, nan = NANS.get(xs.dtype, _NONE)
     parts = torch.split(bits, CHUNK * 8 // xs.dtype.itemsize, dim=1) if xs.device.type == "cpu" else (bits,)
-    weights = mix(torch.arange(_WORDS, device=xs.device), 1) | 1
-    sums = []
+    places = torch.arange(_WORDS, device=xs.device)
+    sums = bits.new_zeros((rows, 2), dtype=torch.int64)
     for number, part in enumerate(parts):
-        if magnitude:
-            part = torch.where((part & magnitude) > highest, nan, part)
-        blocks = _spread(_words(part)) * weights
-        places = torch.arange(blocks.shape[1], device=xs.device) + number * (CHUNK // _WORDS)
-        sums.append(mix(mix(blocks.sum(dim=2), 2) + places, 3).sum(dim=1))
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(dim=0)
+        words = _words(_without_nans(part, xs.dtype))
+        blocks = torch.arange(words.shape[1], device=xs.device) + number * (CHUNK // _WORDS)
+        sums = sums + _added(words, places, blocks[:, None])
+    return sums
+
+
+def _of_elements(xs: Tensor, runs: Runs) -> Tensor:
+    """Return the sums of parts by PyTorch's operations, int64 [rows, 2]: each element is a word of which it is alone."""
+    size = xs.dtype.itemsize
+    a_word = 8 // size
+    bits = xs.contiguous().view(_INTEGERS[size]).reshape(xs.shape[0], runs.number, runs.length)
+    sums = bits.new_zeros((xs.shape[0], 2), dtype=torch.int64)
+    step = max(1, CHUNK // runs.length)
+    for first in range(0, runs.number, step):
+        some = _without_nans(bits[:, first : first + step], xs.dtype).to(torch.int64)
+        number = torch.arange(first, first + some.shape[1], device=xs.device)[:, None]
+        index = runs.start + number * runs.stride + torch.arange(runs.length, device=xs.device)
+        some = some if size == 8 else (some & ((1 << 8 * size) - 1)) << (index % a_word * (8 * size))
+        word = index // a_word
+        sums = sums + _added(some, word % _WORDS, word // _WORDS)
+    return sums
+
+
+def _added(words: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
+    """Return what words [rows, m, n] add to the sums of each row, int64 [rows, 2].
+
+    Args:
+        places: of the words in their blocks.
+        blocks: the numbers of these.
+    """
+    factor = blocks * GOLDEN
+    factor = (factor ^ shift_right(factor, 32)) * SECOND | 1
+    swapped = factor << 32 | shift_right(factor, 32) | 1
+    one = words * ((mix(places, 1) | 1) * factor)
+    other = _reversed(words) * ((mix(places, 2) | 1) * swapped)
+    return torch.stack((one.sum(dim=(1, 2)), other.sum(dim=(1, 2))), dim=1)
+
+
+def _reversed(words: Tensor) -> Tensor:
+    """Return int64 with the bytes of each in the opposite order."""
+    for by, mask in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF)):
+        words = (words & mask) << by | shift_right(words, by) & mask
+    return words << 32 | shift_right(words, 32)
+
+
+def _without_nans(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return bits in which all NaNs of the dtype are one."""
+    magnitude, highest, nan = NANS.get(dtype, _NONE)
+    return torch.where((bits & magnitude) > highest, nan, bits) if magnitude else bits
 
 
 def _words(bits: Tensor) -> Tensor:
@@ -171,15 +247,9 @@ def _words(bits: Tensor) -> Tensor:
     blocks = (number + a_block - 1) // a_block
     bits = pad(bits, (0, blocks * a_block - number))
     if sys.byteorder == "little" and has_memory(bits):
-        return bits.view(torch.int64).reshape(rows, blocks, _WORDS)
+        return bits.reshape(-1).view(torch.int64).reshape(rows, blocks, _WORDS)
     if size == 8:
         return bits.reshape(rows, blocks, _WORDS)
     shifts = torch.arange(0, 64, 8 * size, device=bits.device)  # vmap has no views of another size
     wide = bits.to(torch.int64) & ((1 << 8 * size) - 1)
     return (wide.reshape(rows, blocks, _WORDS, 8 // size) << shifts).sum(dim=3)
-
-
-def _spread(words: Tensor) -> Tensor:
-    """Return words whose bits are spread over them by a bijection; zero stays zero."""
-    words = (words ^ shift_right(words, 32)) * GOLDEN
-    return words ^ shift_right(words, 32)

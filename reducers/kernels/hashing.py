@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["GOLDEN", "bits_of", "integers", "mix", "mixed", "shift_right"]
+__all__ = ["GOLDEN", "SECOND", "bits_of", "integers", "mix", "mixed", "shift_right"]
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 """2**64 over the golden ratio, as int64."""
 
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
-_SECOND = 0x94D049BB133111EB - 2**64
+SECOND = 0x94D049BB133111EB - 2**64
 
 
 def shift_right(x: Tensor, by: int) -> Tensor:
@@ -26,7 +26,7 @@ def mix(x: Tensor, salt: int) -> Tensor:
     """
     x = x + ((salt * GOLDEN + 2**63) % 2**64 - 2**63)
     x = (x ^ shift_right(x, 30)) * _FIRST
-    x = (x ^ shift_right(x, 27)) * _SECOND
+    x = (x ^ shift_right(x, 27)) * SECOND
     return x ^ shift_right(x, 31)
 
 
@@ -34,7 +34,7 @@ def mixed(x: int, salt: int) -> int:
     """Return what `mix` returns, of a Python integer modulo 2**64, from 0 to below 2**64."""
     x = (x + salt * GOLDEN) % 2**64
     x = (x ^ x >> 30) * _FIRST % 2**64
-    x = (x ^ x >> 27) * _SECOND % 2**64
+    x = (x ^ x >> 27) * SECOND % 2**64
     return x ^ x >> 31
 
 

@@ -1,13 +1,15 @@
 """Sums of the elements of a tensor in few buckets, with random signs, from which the length of the tensor can be estimated.
 
-The elements, in order, are blocks of as many elements as there are buckets, k. Element i, at place p of block b, is added to bucket
-p + r_b, modulo k, with the sign s_i; r_b and s_i are hashes of b and of i, so nothing is stored, and they are the same everywhere.
-Elements of one block never meet, and elements of two blocks meet with the probability 1 / k.
+The elements, in order, are blocks of as many elements as there are buckets, k, and groups of 64. The element at place
+(q xor x_b) + 64 r_b, modulo k, of block b is added to bucket q, with a sign. The numbers x_b, below 64, and r_b, below k / 64, are
+hashes of b, and the sign is one of b and q, so nothing is stored, and all is the same everywhere. Elements of one block never meet,
+and elements of two blocks meet with the probability 1 / k. Only the index in the whole tensor counts, so the sums of parts of a
+tensor add up to those of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -20,15 +22,16 @@ from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.sketch import looped_sketches
 from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import mix, shift_right
+from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import real
 
-__all__ = ["FACTS", "sketched"]
+__all__ = ["FACTS", "join_facts", "sketched"]
 
 FACTS = ("count", "nonfinite", "power", "min", "max")
 """What is known of a tensor beside the sums: how many elements are finite, and how many are not; of the finite ones the sum of the
 squares, the least and the greatest, inf and -inf if there are none."""
 
-_GROUP = 64  # elements whose signs are one word
+_GROUP = 64  # neighbouring buckets; of a block, the signs of what they are added are one word
 _NOTHING = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
 
 Kernel: TypeAlias = "Callable[..., tuple[Tensor, Tensor] | None]"
@@ -47,70 +50,114 @@ def _triton_sketches() -> Kernel | None:
 SKETCHES: Kernels[Kernel] = Kernels({"cuda": _triton_sketches}, "adds elements with random signs")
 
 
-def sketched(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
+def sketched(xs: Tensor, buckets: int, part: TensorPart | None = None) -> tuple[Tensor, Tensor]:
     """Return the sums of the finite elements of each of several tensors in so many buckets, a multiple of 64, and facts of each.
 
     Sums are rounded in float64 in an order that depends on the kernel; nothing else does.
 
     Args:
         xs: tensors of one shape, stacked along the first axis. A complex number is two elements.
+        part: of what the tensors are parts; None if they are whole.
 
     Returns:
         float64 (float32 on devices without it): the sums [rows, buckets], and [rows, 5], the columns of which are `FACTS`.
     """
     if torch.compiler.is_compiling():
-        in_graph: tuple[Tensor, Tensor] = as_operator(xs, buckets)
+        shape, start = ((), ()) if part is None else part
+        in_graph: tuple[Tensor, Tensor] = as_operator(xs, buckets, list(shape), list(start))
         return in_graph
-    xs = torch.view_as_real(xs.resolve_conj()) if xs.is_complex() else xs
-    kernel = found(SKETCHES, xs.device) if xs.numel() else None
-    if kernel is not None and (swept := tried(SKETCHES, xs.device, kernel, xs.resolve_neg(), buckets)) is not None:
-        return swept
-    looped = looped_sketches(xs, buckets)
-    if looped is not None:
-        return looped
-    flat = xs.resolve_neg().reshape(xs.shape[0], xs[:1].numel())
-    if flat.shape[1] == 0:
-        nothing = real(torch.tensor(_NOTHING, device=xs.device))
-        return nothing.new_zeros(xs.shape[0], buckets), nothing.repeat(xs.shape[0], 1)
-    if xs.device.type != "cpu" or flat.shape[1] < 2 * CHUNK:
-        return _summed(flat, buckets, 0)
-    size = max(1, CHUNK // buckets)  # blocks of a part
-    parts = [_summed(part, buckets, number * size) for number, part in enumerate(torch.split(flat, size * buckets, dim=1))]
-    sums, facts = parts[0]
-    for more, other in parts[1:]:
-        added = facts[:, :3] + other[:, :3]
-        least, greatest = torch.minimum(facts[:, 3:4], other[:, 3:4]), torch.maximum(facts[:, 4:], other[:, 4:])
-        sums, facts = sums + more, torch.cat((added, least, greatest), dim=1)
+    if xs.is_complex():
+        xs, part = torch.view_as_real(xs.resolve_conj()), part and TensorPart((*part.shape, 2), (*part.start, 0))
+    pieces = [_sketched(piece, buckets, runs) for piece, runs in runs_of(xs, part)]
+    sums, facts = pieces[0]
+    for more, other in pieces[1:]:
+        sums, facts = sums + more, join_facts(facts, other)
     return sums, facts
 
 
 @custom_op("reducers::sketched", mutates_args=())
-def as_operator(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
-    """Return what `sketched` returns. Graphs call it as it is: Inductor would narrow some products of integers."""
-    return sketched(xs, buckets)
+def as_operator(xs: Tensor, buckets: int, shape: Sequence[int], start: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return what `sketched` returns. Graphs call it as it is: Inductor would narrow some products of integers.
+
+    Args:
+        shape, start: of the part, see `TensorPart`; nothing if the tensors are whole.
+    """
+    return sketched(xs, buckets, TensorPart(tuple(shape), tuple(start)) if shape else None)
 
 
 @as_operator.register_fake
-def _(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
+def _(xs: Tensor, buckets: int, shape: Sequence[int], start: Sequence[int]) -> tuple[Tensor, Tensor]:
     number = real(torch.empty(0, device=xs.device))
     return number.new_empty(xs.shape[0], buckets), number.new_empty(xs.shape[0], len(FACTS))
 
 
-def _summed(flat: Tensor, buckets: int, first: int) -> tuple[Tensor, Tensor]:
-    """Return sums and facts of tensors [rows, elements], by PyTorch's operations; the first block has the number `first`."""
-    rows, length, device = *flat.shape, flat.device
+def _sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
+    """Return sums and facts of tensors that are not complex; see `sketched`."""
+    kernel = found(SKETCHES, xs.device) if xs.numel() else None
+    if kernel is not None and (swept := tried(SKETCHES, xs.device, kernel, xs.resolve_neg(), buckets, runs)) is not None:
+        return swept
+    looped = looped_sketches(xs, buckets, runs)
+    if looped is not None:
+        return looped
+    flat = xs.resolve_neg().reshape(xs.shape[0], runs.number, runs.length)
+    if flat.numel() == 0:
+        nothing = real(torch.tensor(_NOTHING, device=xs.device))
+        return nothing.new_zeros(xs.shape[0], buckets), nothing.repeat(xs.shape[0], 1)
+    if xs.device.type != "cpu" or runs.number * runs.length < 2 * CHUNK:
+        return _summed(flat, buckets, runs)
+    if runs.number == 1:
+        size = max(1, CHUNK // buckets) * buckets - runs.start % buckets  # the others begin with a block
+        pieces = [flat[:, :, :size], *torch.split(flat[:, :, size:], max(1, CHUNK // buckets) * buckets, dim=2)]
+        starts = [runs.start, *(runs.start + size + number * pieces[1].shape[2] for number in range(len(pieces) - 1))]
+        parts = [_summed(piece, buckets, Runs(1, piece.shape[2], at)) for piece, at in zip(pieces, starts, strict=True)]
+    else:
+        size = max(1, CHUNK // runs.length)
+        pieces = [*torch.split(flat, size, dim=1)]
+        parts = [
+            _summed(piece, buckets, Runs(piece.shape[1], runs.length, runs.start + number * size * runs.stride, runs.stride))
+            for number, piece in enumerate(pieces)
+        ]
+    sums, facts = parts[0]
+    for more, other in parts[1:]:
+        sums, facts = sums + more, join_facts(facts, other)
+    return sums, facts
+
+
+def join_facts(facts: Tensor, other: Tensor) -> Tensor:
+    """Return the facts of elements from those of some and of all others."""
+    ends = torch.minimum(facts[:, 3:4], other[:, 3:4]), torch.maximum(facts[:, 4:], other[:, 4:])
+    return torch.cat((facts[:, :3] + other[:, :3], *ends), dim=1)
+
+
+def _summed(flat: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
+    """Return sums and facts of tensors [rows, runs, elements], by PyTorch's operations."""
+    rows, number, length, device = *flat.shape, flat.device
     value = real(flat)
     finite = torch.isfinite(value)
     value = torch.where(finite, value, 0.0)
-    count = finite.sum(dim=1).to(value.dtype)
-    least, greatest = torch.where(finite, value, torch.inf).amin(dim=1), torch.where(finite, value, -torch.inf).amax(dim=1)
-    facts = torch.stack((count, length - count, value.square().sum(dim=1), least, greatest), dim=1)
-    blocks = (length + buckets - 1) // buckets
-    value = pad(value, (0, blocks * buckets - length)).reshape(rows, blocks, buckets // _GROUP, _GROUP)
-    group = torch.arange(blocks * (buckets // _GROUP), device=device).reshape(blocks, -1, 1) + first * (buckets // _GROUP)
-    negative = (mix(group, 7) >> torch.arange(_GROUP, device=device)) & 1
-    value = torch.where(negative == 1, -value, value).reshape(rows, blocks * buckets)
-    block = torch.arange(blocks, device=device)[:, None]
-    turn = shift_right(mix(block + first, 8), 33) % buckets
-    places = block * buckets + (torch.arange(buckets, device=device) - turn) % buckets
-    return value[:, places].sum(dim=1), facts
+    count = finite.sum(dim=(1, 2)).to(value.dtype)
+    least, greatest = (
+        torch.where(finite, value, torch.inf).amin(dim=(1, 2)),
+        torch.where(finite, value, -torch.inf).amax(dim=(1, 2)),
+    )
+    facts = torch.stack((count, number * length - count, value.square().sum(dim=(1, 2)), least, greatest), dim=1)
+    begin = runs.start + torch.arange(number, device=device)[:, None] * runs.stride  # of each run
+    place, first = begin % buckets, begin // buckets
+    if number == 1:
+        before = runs.start % buckets
+        blocks = (before + length + buckets - 1) // buckets
+        value = pad(value, (before, blocks * buckets - before - length))
+    else:  # each run begins elsewhere in a block, so elements are taken by their index
+        blocks = (length + 2 * buckets - 2) // buckets
+        index = torch.arange(blocks * buckets, device=device) - place
+        there = (index >= 0) & (index < length)
+        value = torch.where(there, value.gather(2, index.clamp(0, length - 1).expand(rows, -1, -1)), 0.0)
+    block = first + torch.arange(blocks, device=device)  # [runs, blocks]
+    group = block[..., None] * (buckets // _GROUP) + torch.arange(buckets // _GROUP, device=device)
+    negative = (mix(group, 7)[..., None] >> torch.arange(_GROUP, device=device)) & 1
+    turn = mix(block.reshape(-1, 1), 8)
+    by = (shift_right(turn, 32) * (buckets // _GROUP) >> 32) * _GROUP
+    places = ((torch.arange(buckets, device=device) ^ turn & (_GROUP - 1)) + by) % buckets
+    places = places + torch.arange(number * blocks, device=device)[:, None] * buckets
+    value = value.reshape(rows, number * blocks * buckets)[:, places]
+    return torch.where(negative.reshape(-1, buckets) == 1, -value, value).sum(dim=1), facts

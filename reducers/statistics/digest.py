@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from reducers.core.checks import check_keys, check_shape
-from reducers.core.inputs import observation
+from reducers.core.inputs import check_part, checked_part, observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
+from reducers.errors import StateMismatchError
 from reducers.kernels.digests import absorbed, digests
-from reducers.kernels.hashing import mixed
+from reducers.kernels.hashing import mix, mixed, shift_right
+from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import can_read_values
 from reducers.state import Result, State
 
-__all__ = ["Digest"]
+__all__ = ["Digest", "digest_of", "words_of"]
 
-_PRIME = 2**61 - 1
-_FACTOR = mixed(0, 6) % _PRIME  # a random number
-_HALF = 2**31 - 1
+Pair = tuple[int, int]
+
+_FACTOR: Pair = (mixed(0, 6) & ~1, mixed(1, 6) | 1)  # random; one of K, K^2 and K^3 less 1 is even, so few factors of 2 are lost
 _KEYS = ("digest", "factor", "observations")
 
 
@@ -31,36 +33,51 @@ class Digest(Reducer):
     """A fingerprint of the bits of all observations, in order: two runs with the same digest have observed the same.
 
     An observation becomes a hash h of the bits of its elements, each with its place, of its shape and of its dtype. The digest of
-    h_1 to h_n is the polynomial `h_1 K^(n-1) + ... + h_n`, modulo the prime p = 2^61 - 1, for a fixed K. So the order of
-    observations counts, and how the data is cut into observations, and digests merge: `(a, n) (b, m) = (a K^m + b, n + m)`. All
+    h_1 to h_n is the polynomial `h_1 K^(n-1) + ... + h_n`, for a fixed K, in a ring of pairs of integers modulo 2^64. So the order
+    of observations counts, and how the data is cut into observations, and digests merge: `(a, n) (b, m) = (a K^m + b, n + m)`. All
     of it is arithmetic of integers. So the digest of the same bits is the same on every device, for any strides, in compiled
     graphs, and with any number of threads.
+
+    The hash is linear in the bits, so ranks that hold parts of one tensor get that of the whole: each observes its part with
+    `of_part`, and `join_parts` adds them up. Recorders do so for DTensors.
 
     -0.0 differs from 0.0, because what is computed of them may differ. All NaNs of a dtype are one: which of two NaNs an operation
     passes on is up to the processor, and to the order in which a compiler puts them. A quantised tensor is its dequantised
     values. Observations without elements are not counted.
 
-    Two different streams of n observations have the same digest with a probability of about n / 2^61, unless they are made for
-    that: it is no cryptographic hash. Ranks that hold parts of one tensor get digests of the parts, which do not become that
-    of the whole; compare runs that are spread alike.
+    A change within 8 bytes changes the hash for certain. Two different streams have the same digest with a probability of at most
+    about 2^-50, and of 2^-63 if they differ in more than a few bits of each number, unless they are made for that: it is no
+    cryptographic hash.
+
+    Args:
+        part: of which tensor the observations are parts; None if they are whole.
 
     Returns:
-        `digest`: int64, from 0 to below 2^61 - 1. `observations`: int64, how many there were.
+        `digest`: int64, not negative. `observations`: int64, how many there were.
 
-    Reference: Karp and Rabin, "Efficient randomized pattern-matching algorithms", IBM Journal of Research and Development 31(2),
-    1987 (doi:10.1147/rd.312.0249). Of an observation: multilinear hashing of words that are mixed first, as in Lemire and
-    Kaser, "Strongly universal string hashing is fast", The Computer Journal 57(11), 2014 (doi:10.1093/comjnl/bxt070).
+    Reference: multilinear hashing, as in Lemire and Kaser, "Strongly universal string hashing is fast", The Computer Journal
+    57(11), 2014 (doi:10.1093/comjnl/bxt070); Karp and Rabin, "Efficient randomized pattern-matching algorithms", IBM Journal of
+    Research and Development 31(2), 1987 (doi:10.1147/rd.312.0249).
 
     >>> import torch
+    >>> from reducers import TensorPart
     >>> digest, x = Digest(), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> one = digest.update({}, x)
     >>> digest.compute(one)["digest"] == digest.compute(digest.update({}, x.T.contiguous().T))["digest"]
     tensor(True)
     >>> digest.compute(one)["digest"] == digest.compute(digest.update({}, x + 1e-7))["digest"]
     tensor(False)
+    >>> left, right = (digest.of_part(TensorPart((2, 2), (0, column))).update({}, x[:, column, None]) for column in (0, 1))
+    >>> digest.compute(one)["digest"] == digest.compute(digest.join_parts(left, right))["digest"]
+    tensor(True)
     """
 
+    part: TensorPart | None = field(default=None, repr=False)
+
     ordered: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_part(self)
 
     @property
     def batchable(self) -> bool:
@@ -77,9 +94,10 @@ class Digest(Reducer):
         return self._updated(state, xs)
 
     def _updated(self, state: State, xs: Tensor) -> State:
-        state, hashes, number = to_device(state, xs.device), digests(xs), xs.shape[0]
-        power = pow(_FACTOR, number, _PRIME)
-        if isinstance(hashes, Tensor) and type(self).merge is Digest.merge and (not state or _are_numbers(state)):
+        hashes = digests(xs, checked_part(self, xs))
+        state, number = to_device(state, xs.device), xs.shape[0]
+        power = _power(number)
+        if isinstance(hashes, Tensor) and type(self).merge is Digest.merge and (not state or _fits(state)):
             entries = absorbed(hashes, [state[key] for key in _KEYS] if state else [], _FACTOR, power)
             if entries is not None:
                 return dict(zip(_KEYS, entries, strict=True))
@@ -93,74 +111,117 @@ class Digest(Reducer):
         joined = _join_numbers if all(map(can_read_values, (*a.values(), *b.values()))) else _join_tensors
         return joined(a, b)
 
+    def of_part(self, part: TensorPart) -> Digest:
+        return replace(self, part=part)
+
+    def join_parts(self, a: State, b: State) -> State:
+        if not a or not b:
+            return a or b
+        check_states(self, a, b)
+        b = to_device(b, a["digest"].device)
+        if not torch.equal(a["observations"], b["observations"]):
+            raise StateMismatchError(
+                f"{self!r}: of one part there were {int(a['observations'])} observations, of another {int(b['observations'])}: "
+                "ranks must observe their parts equally often"
+            )
+        return {**a, "digest": a["digest"] + b["digest"]}
+
     def _check(self, state: State) -> None:
         check_keys(self, state, _KEYS)
         for key in _KEYS:
-            check_shape(self, state, key, (), torch.int64)
+            check_shape(self, state, key, () if key == "observations" else (2,), torch.int64)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        return {key: state[key].clone() for key in ("digest", "observations")}
+        return {"digest": digest_of(state["digest"]), "observations": state["observations"].clone()}
 
 
-def _are_numbers(state: State) -> bool:
+def digest_of(words: Tensor) -> Tensor:
+    """Return the digest of observations from the two sums of each, int64 [..., 2]: not negative, int64 [...]."""
+    first, second = words.unbind(-1)
+    return shift_right(mix(mix(first, 7) + second, 8), 1)
+
+
+def _fits(state: State) -> bool:
     """Return whether a state has the right entries."""
-    return state.keys() == {*_KEYS} and all(value.shape == () and value.dtype is torch.int64 for value in state.values())
+    shapes = {key: () if key == "observations" else (2,) for key in _KEYS}
+    return state.keys() == shapes.keys() and all(
+        state[key].shape == shape and state[key].dtype is torch.int64 for key, shape in shapes.items()
+    )
 
 
-def _lifted(hashes: list[int] | Tensor, number: int, factor: int) -> State:
-    """Return the state of so many observations with these hashes."""
+def _power(number: int) -> Pair:
+    """Return the power of the factor."""
+    found, square = (1, 0), _FACTOR
+    while number:
+        if number % 2:
+            found = _times(found, square)
+        square, number = _times(square, square), number // 2
+    return found
+
+
+def _times(a: Pair, b: Pair) -> Pair:
+    """Return the product of two numbers `a[0] + a[1] w`, modulo 2**64; `w**2 + w + 1` is 0."""
+    ends = a[1] * b[1]
+    return (a[0] * b[0] - ends) % 2**64, (a[0] * b[1] + a[1] * b[0] - ends) % 2**64
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Return what `_times` does, of int64 [..., 2]."""
+    (a0, a1), (b0, b1) = a.unbind(-1), b.unbind(-1)
+    ends = a1 * b1
+    return torch.stack((a0 * b0 - ends, a0 * b1 + a1 * b0 - ends), dim=-1)
+
+
+def _lifted(hashes: list[int] | Tensor, number: int, power: Pair) -> State:
+    """Return the state of so many observations with these hashes, two words of each."""
     if isinstance(hashes, Tensor):
-        constants = (_constant(value, hashes.device) for value in (factor, number))
-        return dict(zip(_KEYS, (_polynomial(hashes), *constants), strict=True))
-    digest = 0
-    for one in hashes:
-        digest = (digest * _FACTOR + (one & _PRIME)) % _PRIME
-    return dict(zip(_KEYS, map(_constant, (digest, factor, number)), strict=True))
+        factor, count = words_of(power, hashes.device), torch.full((), number, dtype=torch.int64, device=hashes.device)
+        return dict(zip(_KEYS, (_polynomial(hashes), factor, count), strict=True))
+    digest: Pair = (0, 0)
+    for first, second in zip(hashes[::2], hashes[1::2], strict=True):
+        digest = _times(digest, _FACTOR)
+        digest = digest[0] + first, digest[1] + second
+    return _state(digest, power, number)
 
 
-def _constant(number: int, device: torch.device | str = "cpu") -> Tensor:
-    return torch.full((), number, dtype=torch.int64, device=device)
+def _state(digest: Pair, factor: Pair, number: int) -> State:
+    count = torch.full((), number, dtype=torch.int64, device="cpu")
+    return dict(zip(_KEYS, (words_of(digest), words_of(factor), count), strict=True))
+
+
+def words_of(numbers: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Return numbers below 2**64 as int64, which are the same modulo 2**64."""
+    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in numbers], device=device)
 
 
 def _join_numbers(a: State, b: State) -> State:
     """Join two states on the CPU, by Python's integers: a fifth of the time that operations on tensors take."""
-    (digest, factor, number), (digest_b, factor_b, number_b) = ([state[key].item() for key in _KEYS] for state in (a, b))
+    (digest, factor, number), (digest_b, factor_b, number_b) = (_numbers(state) for state in (a, b))
+    before = _times(digest, factor_b)
     wrapped = (number + number_b + 2**63) % 2**64 - 2**63  # as a tensor would, of counts that a file made up
-    joined = (digest * factor_b + digest_b) % _PRIME, factor * factor_b % _PRIME, wrapped
-    return dict(zip(_KEYS, map(_constant, map(int, joined)), strict=True))
+    return _state((before[0] + digest_b[0], before[1] + digest_b[1]), _times(factor, factor_b), wrapped)
+
+
+def _numbers(state: State) -> tuple[Pair, Pair, int]:
+    (first, second), (one, other), number = (state[key].tolist() for key in _KEYS)
+    return (first, second), (one, other), number
 
 
 def _join_tensors(a: State, b: State) -> State:
     """Join two states without a look at their numbers."""
     return {
-        "digest": _reduced(_times(a["digest"], b["factor"]) + b["digest"]),
-        "factor": _times(a["factor"], b["factor"]),
+        "digest": _products(a["digest"], b["factor"]) + b["digest"],
+        "factor": _products(a["factor"], b["factor"]),
         "observations": a["observations"] + b["observations"],
     }
 
 
 def _polynomial(hashes: Tensor) -> Tensor:
-    """Return the digest of several observations, int64, of any 64 bits of each."""
+    """Return the digest of several observations, int64 [2], of the hashes of each, int64 [n, 2]."""
     if hashes.shape[0] == 1:
-        return _reduced(hashes.reshape(()) & _PRIME)
-    powers: Sequence[int] = [1]
+        return hashes.reshape(2)
+    powers = [(1, 0)]
     for _ in range(hashes.shape[0] - 1):
-        powers = (*powers, powers[-1] * _FACTOR % _PRIME)
-    terms = _times(_reduced(hashes & _PRIME), torch.tensor(powers[::-1], device=hashes.device))
-    low, high = (terms & _HALF).sum(), (terms >> 31).sum()  # of halves, because few terms add up in 64 bits
-    return _reduced(_times(_reduced(high), _constant(2**31, hashes.device)) + _reduced(low))
-
-
-def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product modulo the prime of numbers below it, by products of halves, which fit into int64: 2**61 is 1."""
-    high_a, low_a, high_b, low_b = a >> 31, a & _HALF, b >> 31, b & _HALF
-    middle = high_a * low_b + low_a * high_b
-    parts = 2 * high_a * high_b + (middle >> 30) + ((middle & (2**30 - 1)) << 31)
-    return _reduced(_reduced(parts) + _reduced(low_a * low_b))
-
-
-def _reduced(x: Tensor) -> Tensor:
-    """Return numbers from 0 to 2**63 - 1 modulo the prime."""
-    x = (x & _PRIME) + (x >> 61)
-    return torch.where(x >= _PRIME, x - _PRIME, x)
+        powers.append(_times(powers[-1], _FACTOR))
+    return _products(hashes, torch.stack([words_of(power, hashes.device) for power in powers[::-1]])).sum(dim=0)

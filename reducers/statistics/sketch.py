@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from reducers.core.checks import check_keys, check_shape
 from reducers.core.fields import Add, Field, Greatest, Least, join_fields
-from reducers.core.inputs import observation
+from reducers.core.inputs import check_part, checked_part, observation
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError, StateMismatchError
+from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import can_read_values, infinite_to_nan, no_sum
 from reducers.kernels.sketches import sketched
 from reducers.state import Nonfinite, Result, State
@@ -38,11 +39,12 @@ class Sketch(Reducer):
     The index begins anew with each observation, so the sketch of several observations is that of their sum, element by
     element. Then the distance is that of the sums: what differs in the same way in each of N observations counts N times, and what
     cancels does not count. For the distance of each observation by itself, reset after each, or use `PerObservation(Sketch(),
-    Collect())`. Of ranks that hold parts of one tensor, each part has a sketch of its own; the squares of their distances add up
-    to that of the whole.
+    Collect())`. Of ranks that hold parts of one tensor, each observes its part with `of_part`, and their sketches merge to that
+    of the whole. Recorders do so for DTensors.
 
     Args:
         k: number of projections, a multiple of 64.
+        part: of which tensor the observations are parts; None if they are whole.
 
     Returns:
         float64: `sketch` [k]; `norm`, the Euclidean norm of all finite elements; `min` and `max` of them, NaN if there are none.
@@ -66,6 +68,7 @@ class Sketch(Reducer):
     """
 
     k: int = 256
+    part: TensorPart | None = field(default=None, repr=False)
 
     fields: ClassVar[Mapping[str, Field]] = {
         "sketch": Add(),
@@ -81,6 +84,7 @@ class Sketch(Reducer):
         check_size(self, "k")
         if self.k % 64:
             raise ArgumentError(f"Sketch takes k, a multiple of 64, and got {self.k}")
+        check_part(self)
 
     @property
     def batchable(self) -> bool:
@@ -101,7 +105,7 @@ class Sketch(Reducer):
         if xs.dtype is torch.uint64:
             raise no_sum(xs, f"{self!r}")
         eps = torch.finfo(xs.dtype).eps if xs.is_floating_point() or xs.is_complex() else 0.0
-        sums, facts = sketched(xs, self.k)
+        sums, facts = sketched(xs, self.k, checked_part(self, xs))
         sketch = sums.reshape(self.k) if len(sums) == 1 else sums.sum(dim=0)
         if can_read_values(facts):  # numbers of Python take a third of the time
             count, others, power, low, high = zip(*facts.tolist(), strict=True)
@@ -114,6 +118,9 @@ class Sketch(Reducer):
             least, greatest = facts[:, 3].amin(dim=0), facts[:, 4].amax(dim=0)
             numbers = [added[2].clone(), least, greatest, torch.full_like(least, eps)]
         return dict(zip(self.fields, (sketch, *counts, *numbers), strict=True))
+
+    def of_part(self, part: TensorPart) -> Sketch:
+        return replace(self, part=part)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:

@@ -20,7 +20,7 @@ from recorders.errors import MergeError, RecordingWarning, StorageError
 from recorders.recordings.distributed.differing import Copy, Differing, compared, equal_states, equal_tensors
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.recording import Recording, Subrecording, check_alike
-from reducers import Product, Reducer, State
+from reducers import Product, Reducer, State, TensorPart
 from reducers.errors import warn_user
 
 __all__ = ["Merged", "merge_parts", "merged_aliases"]
@@ -285,7 +285,7 @@ def join_parts(reducer: Reducer, cells: Mapping[Placement, State]) -> State | No
         return None
     ways = [_way(reducer, first.axes, axis) for axis, _, _ in first.parts]
     if all(way == {} for way in ways):
-        return reduce(reducer.merge, states)
+        return reduce(reducer.join_parts, states)
     if len(ways) > 1 or ways[0] is None:
         return None
     return _side_by_side(states, ways[0])
@@ -311,8 +311,8 @@ def _way(reducer: Reducer, axes: int, axis: int) -> Mapping[str, int | None] | N
     """How states of the parts of tensors cut along `axis` become that of the whole.
 
     Returns:
-        {} if they merge; the axis of each tensor of the state along which they are put side by side (None if it is the same in
-        all); or None if neither is right.
+        {} if `join_parts` of the reducer makes it; the axis of each tensor of the state along which they are put side by side
+        (None if it is the same in all); or None if neither is right.
     """
     try:
         return _found_way(reducer, axes, axis)
@@ -341,10 +341,11 @@ def _tried(reducer: Reducer, axes: int, axis: int, length: int) -> Mapping[str, 
     seen = draws[0] * 10 ** draws[1]
 
     def state(start: int, stop: int) -> State:
-        return reduce(reducer.update, seen.narrow(axis + 1, start, stop - start).clone().unbind(), reducer.init())
+        part = reducer.of_part(TensorPart(tuple(sizes), tuple(start * (one == axis) for one in range(axes))))
+        return reduce(part.update, seen.narrow(axis + 1, start, stop - start).clone().unbind(), reducer.init())
 
     whole, (left, right) = state(0, 3 * length), (state(0, length), state(length, 3 * length))
-    if _close(_or_none(lambda: reducer.merge(left, right)), whole):
+    if _close(_or_none(lambda: reducer.join_parts(left, right)), whole):
         return {}
     along = {key: _cut(left[key].shape, right[key].shape, whole[key].shape) for key in whole}
     return along if _close(_or_none(lambda: _side_by_side([left, right], along)), whole) else None

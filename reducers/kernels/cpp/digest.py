@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reducers.kernels.cpp.library import digest
 from reducers.kernels.cpp.threads import in_threads
+from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
 
 __all__ = ["looped_digests"]
@@ -22,8 +23,10 @@ class _Digesting(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
+        ("runs", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
-        ("first", ctypes.c_int64),
+        ("start", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
         ("size", ctypes.c_int64),
         ("magnitude", ctypes.c_int64),
         ("highest", ctypes.c_int64),
@@ -32,12 +35,12 @@ class _Digesting(ctypes.Structure):
     )
 
 
-def looped_digests(x: Tensor, rows: int, first: int, nans: Sequence[int]) -> list[int] | None:
-    """Return the hash of the bits of each of several tensors, which are `x` one after another.
+def looped_digests(x: Tensor, rows: int, runs: Runs, nans: Sequence[int]) -> list[int] | None:
+    """Return the two sums of the bits of each of several tensors, which are `x` one after another.
 
     Args:
         x: contiguous, not empty, and not complex.
-        first: the number of the first block.
+        runs: of each tensor.
         nans: see `NANS` of `reducers.kernels.digests`; zeros if there is no NaN to replace.
 
     Returns:
@@ -46,7 +49,8 @@ def looped_digests(x: Tensor, rows: int, first: int, nans: Sequence[int]) -> lis
     function = digest() if can_read_values(x) and sys.byteorder == "little" else None
     if function is None:
         return None
-    results = (ctypes.c_uint64 * rows)()
-    task = _Digesting(x.data_ptr(), rows, x.nbytes // rows, first, x.dtype.itemsize, *nans, results)
+    results, size = (ctypes.c_uint64 * (2 * rows))(), x.dtype.itemsize
+    number, length, start, stride = runs
+    task = _Digesting(x.data_ptr(), rows, number, length * size, start * size, stride * size, size, *nans, results)
     in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes)
     return list(results)

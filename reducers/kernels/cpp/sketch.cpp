@@ -1,5 +1,6 @@
 // Sums of elements with random signs, and what else a sketch tells of tensors, in one read: the part of `reducers/kernels/sketches.py`
 // that grows with the tensors, which has the definition. Parts are cut by sizes only and joined in order, so threads change no bit.
+// A tensor is runs of elements, each with its place in a whole of which there may be more.
 
 #include <utility>
 
@@ -10,22 +11,25 @@
 
 namespace {
 
-constexpr int64_t GROUP = 64;             // elements whose signs are one word
+constexpr int64_t GROUP = 64;             // neighbouring buckets; of a block, the signs of what they are added are one word
 constexpr int64_t MOST_PARTS = 64;        // of one tensor
 constexpr int64_t LEAST = 1 << 17;        // elements of a part
-constexpr int64_t TABLES = 8;             // a block is turned by a multiple of this in one of as many tables: all that is added is aligned
 constexpr int CHAINS = 4;                 // sums of squares that do not wait for each other, of pairs of vectors
-constexpr int64_t AHEAD_OF = 1 << 12;     // bytes after what is read, which are fetched
+constexpr int64_t BATCH = 1 << 14;        // bytes of blocks that are gone through group by group, while sums of one group are in registers
 enum { COUNT, NONFINITE, POWER, MIN, MAX, FACTS };
 
 struct Sketching {
   const void* x;
-  int64_t rows, length, buckets;  // tensors one after another, the elements of each, and sums of each: a multiple of GROUP
+  int64_t rows, runs, length;     // tensors one after another, the runs of each, and the elements of a run
+  int64_t start, stride;          // where in the whole the first run begins, and how far from there the next does
+  int64_t buckets;                // sums of each tensor: a multiple of GROUP
   double* sums;                   // [rows, buckets]
   double* facts;                  // [rows, FACTS]
 };
 
-static inline uint64_t mix(uint64_t x, uint64_t salt) {  // as `mix` of `reducers/kernels/hashing.py`
+typedef uint64_t Words __attribute__((vector_size(8 * HALF)));
+
+template <class W> static inline W mix(W x, uint64_t salt) {  // as `mix` of `reducers/kernels/hashing.py`
   x += salt * 0x9E3779B97F4A7C15;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
@@ -121,43 +125,88 @@ template <class T> struct Found {
   }
 };
 
-static inline void put(double* to, const Doubles& number) { std::memcpy(to, &number, sizeof(number)); }
+// The sums of a group of buckets.
+constexpr int VECTORS = GROUP / HALF;
 
-static inline void add_to(double* to, const Doubles& number) {
-  Doubles sum;
-  std::memcpy(&sum, to, sizeof(sum));
-  sum += number;
-  put(to, sum);
+// Each vector by itself: of an array that is copied as a whole, none would stay in registers.
+ALWAYS static inline void read(const double* from, Doubles* sums) {
+#pragma GCC unroll 32
+  for (int one = 0; one < VECTORS; ++one) std::memcpy(sums + one, from + one * HALF, sizeof(Doubles));
+}
+ALWAYS static inline void write(const Doubles* sums, double* to) {
+#pragma GCC unroll 32
+  for (int one = 0; one < VECTORS; ++one) std::memcpy(to + one * HALF, sums + one, sizeof(Doubles));
 }
 
-// Adds a number to its bucket, and its square.
-template <int ONE> ALWAYS static inline void add_wide(const Doubles& wide, double* to, Doubles (*squares)[2]) {
-  add_to(to, wide);
+template <int ONE> ALWAYS static inline void add_wide(const Doubles& wide, Doubles* sums, Doubles (*squares)[2]) {
+  sums[ONE] += wide;
   squares[ONE / 2 % CHAINS][ONE % 2] = multiplied(wide, wide, squares[ONE / 2 % CHAINS][ONE % 2]);
 }
-template <int ONE> ALWAYS static inline void add_signed(const Doubles& value, double* buckets, Doubles (*squares)[2]) {
-  add_wide<ONE>(value, buckets + ONE * HALF, squares);
+template <int ONE> ALWAYS static inline void add_signed(const Doubles& value, Doubles* sums, Doubles (*squares)[2]) {
+  add_wide<ONE>(value, sums, squares);
 }
-template <int ONE> ALWAYS static inline void add_signed(const Floats& value, double* buckets, Doubles (*squares)[2]) {
+template <int ONE> ALWAYS static inline void add_signed(const Floats& value, Doubles* sums, Doubles (*squares)[2]) {
   Doubles wide[2];
   halves(value, wide);
-  add_wide<2 * ONE>(wide[0], buckets + ONE * LANES, squares);
-  add_wide<2 * ONE + 1>(wide[1], buckets + ONE * LANES + HALF, squares);
+  add_wide<2 * ONE>(wide[0], sums, squares);
+  add_wide<2 * ONE + 1>(wide[1], sums, squares);
 }
 
-template <class T> ALWAYS static inline Floats numbers(const typename T::Type* x, const Floats&) { return load<T>(x); }
-template <class T> ALWAYS static inline Doubles numbers(const double* x, const Doubles&) {
-  Doubles found;
-  std::memcpy(&found, x, sizeof(found));
-  return found;
-}
+// The elements of a group, in the order in which they are added to a group of buckets: that of bucket i is element i xor `by`.
+// Lanes of a vector are put in order by a permutation, vectors by their address.
+template <class T> class Elements {
+  typedef typename T::Type Element;
+  typedef typename Vectors<T>::Numbers Numbers;
+  typedef typename Vectors<T>::Bits Bits;
+  static constexpr int WIDTH = sizeof(Numbers) / sizeof(Numbers{}[0]);
 
-// Adds a vector of a group to its buckets. What is not finite counts as 0 if it is looked for.
-template <class T, bool LOOK, int ONE> ALWAYS static inline void add(const typename T::Type* x, uint64_t signs, double* buckets, Found<T>& found) {
+#if defined(__AVX512BW__)
+  static constexpr bool WIDENED = std::is_same<T, BFloat16>::value;  // 16 bits come to lie in the upper half of a float, by the same permutation
+#else
+  static constexpr bool WIDENED = false;
+#endif
+
+  struct Orders {
+    Bits of[WIDTH];
+    Orders() {
+      for (int by = 0; by < WIDTH; ++by)
+        for (int lane = 0; lane < WIDTH; ++lane) of[by][lane] = (lane ^ by) << (WIDENED ? 16 : 0);
+    }
+  };
+  static const Orders ORDERS;
+
+ public:
+  ALWAYS Elements(const Element* x, uint64_t by) : x_(x), apart_(by & (GROUP - WIDTH)), order_(ORDERS.of[by & (WIDTH - 1)]) {}
+  template <int ONE> ALWAYS Numbers vector() const {
+#if defined(__AVX512BW__)
+    if constexpr (WIDENED) {
+      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x_ + (uint64_t(ONE * WIDTH) ^ apart_)));
+      return Numbers(_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, __m512i(order_), _mm512_castsi256_si512(bits)));
+    }
+#endif
+    return __builtin_shuffle(loaded(x_ + (uint64_t(ONE * WIDTH) ^ apart_), Numbers{}), order_);
+  }
+
+ private:
+  ALWAYS static Floats loaded(const Element* x, const Floats&) { return load<T>(x); }
+  ALWAYS static Doubles loaded(const Element* x, const Doubles&) {
+    Doubles found;
+    std::memcpy(&found, x, sizeof(found));
+    return found;
+  }
+  const Element* const x_;
+  const uint64_t apart_;
+  const Bits order_;
+};
+
+template <class T> const typename Elements<T>::Orders Elements<T>::ORDERS;
+
+// Adds a vector of elements to a group. What is not finite counts as 0 if it is looked for.
+template <class T, bool LOOK, int ONE> ALWAYS static inline void add(const Elements<T>& elements, uint64_t signs, Doubles* sums, Found<T>& found) {
   typedef Vectors<T> V;
   typedef typename V::Numbers Numbers;
   constexpr int WIDTH = Found<T>::WIDTH;
-  Numbers value = numbers<T>(x + ONE * WIDTH, Numbers{}), low = value, high = value;
+  Numbers value = elements.template vector<ONE>(), low = value, high = value;
   if (LOOK) {
     const auto without = (typename V::Bits(value) & V::EXPONENT) == V::EXPONENT;
     found.nonfinite -= without;
@@ -166,115 +215,156 @@ template <class T, bool LOOK, int ONE> ALWAYS static inline void add(const typen
   }
   found.least[ONE % 2] = lesser(low, found.least[ONE % 2]);
   found.greatest[ONE % 2] = greater(high, found.greatest[ONE % 2]);
-  add_signed<ONE>(turned(value, signs >> (ONE * WIDTH)), buckets, found.squares);
+  add_signed<ONE>(turned(value, signs >> (ONE * WIDTH)), sums, found.squares);
 }
 
 template <class T, bool LOOK, int... ALL>
-ALWAYS static inline void add_group(const typename T::Type* x, uint64_t signs, double* buckets, Found<T>& found, std::integer_sequence<int, ALL...>) {
-  (add<T, LOOK, ALL>(x, signs, buckets, found), ...);  // no loop, in which the numbers would not stay in registers
+ALWAYS static inline void add_group(const Elements<T>& elements, uint64_t signs, Doubles* sums, Found<T>& found, std::integer_sequence<int, ALL...>) {
+  (add<T, LOOK, ALL>(elements, signs, sums, found), ...);  // no loop, in which the numbers would not stay in registers
 }
 
-// The sums of one thread. A block that is turned by r is added to table r modulo TABLES, turned by the rest of r; the other turn is made
-// when all tables become one. A table begins with zeros, and ends with the places that a group has beyond the last bucket.
-class Tables {
+// What a thread adds up of one part: sums, and the rest.
+template <class T, bool LOOK> class Adding {
+  typedef typename T::Type Element;
+  typedef typename Found<T>::Numbers Numbers;
+  static constexpr std::make_integer_sequence<int, GROUP / Found<T>::WIDTH> ALL{};
+
  public:
-  explicit Tables(int64_t buckets)
-      : buckets_(buckets), stride_(TABLES + buckets + GROUP), all_(new (ALIGNED, std::nothrow) double[(TABLES + 1) * stride_]) {}
-  ~Tables() { operator delete[](all_, ALIGNED, std::nothrow); }
-  bool any() const { return all_; }
-  void clear() { used_ = 0; }
-  // Returns the table of a block; `at` is where its elements begin.
-  double* of(int64_t block, int64_t& at) {
-    const int64_t turn = int64_t(mix(uint64_t(block), 8) >> 33) % buckets_, which = turn % TABLES;
-    double* table = all_ + which * stride_;
-    if (!(used_ >> which & 1))
-      for (int64_t place = 0; place < stride_; place += HALF) put(table + place, Doubles{});
-    used_ |= 1u << which;
-    at = turn - which;
-    return table + TABLES;
+  // How many blocks there are in a batch.
+  static int64_t together(int64_t buckets) { return std::max(int64_t(1), BATCH / int64_t(buckets * sizeof(Element))); }
+  // How many numbers of 8 bytes there is to be room for: sums, and the signs and turns of a batch.
+  static int64_t room(int64_t buckets) { return buckets + padded(together(buckets) * buckets / GROUP) + padded(together(buckets)); }
+
+  Adding(int64_t buckets, double* memory)
+      : buckets_(buckets), groups_(buckets / GROUP), together_(together(buckets)), sums_(memory),
+        signs_(reinterpret_cast<uint64_t*>(memory + buckets)), turns_(signs_ + padded(together_ * groups_)) {
+    const Numbers least = Numbers{} + INFINITE, greatest = Numbers{} - INFINITE;
+    found_ = Found<T>{{}, {least, least}, {greatest, greatest}, {}};
+    std::fill(sums_, sums_ + buckets, 0.0);
   }
-  void write(double* sums) const {
-    const double* turned[TABLES];
-    int tables = 0;
-    for (int which = 0; which < TABLES; ++which)
-      if (used_ >> which & 1) turned[tables++] = all_ + which * stride_ + TABLES - which;
-    double* whole = all_ + TABLES * stride_;
-    for (int64_t place = 0; place < buckets_ + GROUP; place += HALF) {
-      Doubles sum = {};
-      for (int table = 0; table < tables; ++table) {
-        Doubles one;
-        std::memcpy(&one, turned[table] + place, sizeof(one));
-        sum += one;
-      }
-      put(whole + place, sum);
-    }
-    for (int64_t place = 0; place < GROUP; ++place) whole[place] += whole[buckets_ + place];
-    std::memcpy(sums, whole, buckets_ * sizeof(double));
+
+  // Adds elements from one place in the whole to another; `x` is the first of them.
+  void add_elements(const Element* x, int64_t from, int64_t to) {
+    number_ += to - from;
+    const Element* origin = x - from;  // of the whole
+    const int64_t first = (from + buckets_ - 1) / buckets_, stop = to / buckets_;  // of the blocks that are there as a whole
+    if (first > stop) return add_some(x, first - 1, from, to);
+    if (from < first * buckets_) add_some(x, first - 1, from, first * buckets_);
+    for (int64_t block = first; block < stop; block += together_)
+      add_blocks(origin + block * buckets_, block, std::min(together_, stop - block));
+    if (stop * buckets_ < to) add_some(origin + stop * buckets_, stop, stop * buckets_, to);
+  }
+
+  void write(double* sums, double* facts) const {
+    std::memcpy(sums, sums_, buckets_ * sizeof(double));
+    found_.write(number_, padding_, facts);
   }
 
  private:
-  static constexpr std::align_val_t ALIGNED{64};
-  const int64_t buckets_, stride_;
-  double* const all_;
-  unsigned used_ = 0;
+  static int64_t padded(int64_t number) { return (number + HALF - 1) / HALF * HALF; }
+
+  // Writes the signs of each group of some blocks, and for each block which of its elements is added to its first bucket.
+  void look_up(int64_t first, int64_t number) {
+    Words lane;
+    for (int one = 0; one < HALF; ++one) lane[one] = one;
+    for (int64_t group = 0; group < number * groups_; group += HALF) {
+      const Words found = mix(Words{} + uint64_t(first * groups_ + group) + lane, 7);
+      std::memcpy(signs_ + group, &found, sizeof(found));
+    }
+    for (int64_t block = 0; block < number; block += HALF) {
+      const Words hash = mix(Words{} + uint64_t(first + block) + lane, 8);
+      const Words found = ((hash >> 32) * uint64_t(groups_) >> 32) * GROUP + hash % GROUP;
+      std::memcpy(turns_ + block, &found, sizeof(found));
+    }
+  }
+
+  // Adds blocks that are there as a whole.
+  void add_blocks(const Element* x, int64_t first, int64_t number) {
+    look_up(first, number);
+    const int64_t buckets = buckets_, groups = groups_;
+    Found<T> found = found_;  // in registers
+    const char* next = reinterpret_cast<const char*>(x + number * buckets);
+    for (int64_t group = 0; group < groups; ++group) {
+      Doubles sums[VECTORS];
+      read(sums_ + group * GROUP, sums);
+      for (int64_t one = 0; one < number; ++one) {
+        const uint64_t turn = turns_[one];
+        int64_t at = int64_t(turn / GROUP * GROUP) + group * GROUP;
+        if (at >= buckets) at -= buckets;
+#pragma GCC unroll 8
+        for (int64_t line = 0; line < GROUP * int64_t(sizeof(Element)); line += 64) __builtin_prefetch(next + line);
+        next += GROUP * sizeof(Element);
+        add_group<T, LOOK>(Elements<T>(x + one * buckets + at, turn), signs_[one * groups + group], sums, found, ALL);
+      }
+      ::write(sums, sums_ + group * GROUP);
+    }
+    found_ = found;
+  }
+
+  // Adds what there is of a block.
+  void add_some(const Element* x, int64_t block, int64_t from, int64_t to) {
+    look_up(block, 1);
+    const int64_t begin = from - block * buckets_, end = to - block * buckets_, turn = int64_t(turns_[0]) / GROUP;
+    for (int64_t place = begin / GROUP; place * GROUP < end; ++place) {
+      const int64_t low = std::max(place * GROUP, begin), high = std::min((place + 1) * GROUP, end);
+      Element padded[GROUP];
+      std::fill(padded, padded + GROUP, not_a_number<Element>());
+      std::copy(x + (low - begin), x + (high - begin), padded + (low - place * GROUP));
+      const int64_t group = place < turn ? place - turn + groups_ : place - turn;
+      Doubles sums[VECTORS];
+      read(sums_ + group * GROUP, sums);
+      add_group<T, true>(Elements<T>(padded, turns_[0]), signs_[group], sums, found_, ALL);
+      ::write(sums, sums_ + group * GROUP);
+      padding_ += GROUP - (high - low);
+    }
+  }
+
+  const int64_t buckets_, groups_, together_;
+  double* const sums_;
+  uint64_t *const signs_, *const turns_;
+  Found<T> found_;
+  int64_t number_ = 0, padding_ = 0;
 };
 
-// Adds blocks of a tensor, of which so many elements are left; writes what is found beside the sums.
-template <class T, bool LOOK> static void add_blocks(const typename T::Type* x, int64_t first, int64_t length, int64_t buckets, Tables& tables, double* facts) {
-  typedef typename Found<T>::Numbers Numbers;
-  constexpr std::make_integer_sequence<int, GROUP / Found<T>::WIDTH> all;
-  const Numbers least = Numbers{} + INFINITE, greatest = Numbers{} - INFINITE;
-  Found<T> found = {{}, {least, least}, {greatest, greatest}, {}};
-  uint64_t group = first * (buckets / GROUP);
-  int64_t left = length, padding = 0;
-  tables.clear();
-  for (int64_t block = first; left > 0; ++block) {
-    int64_t at;
-    double* table = tables.of(block, at);
-    const int64_t size = std::min(left, buckets);
-    for (const auto* end = x + size / GROUP * GROUP; x < end; x += GROUP) {
-      __builtin_prefetch(reinterpret_cast<const char*>(x) + AHEAD_OF);
-      add_group<T, LOOK>(x, mix(group++, 7), table + at, found, all);
-      at += GROUP;
-      if (at >= buckets) at -= buckets;
+// Writes what a part of a tensor adds: so many of its runs, or blocks of its only one.
+template <class T, bool LOOK> static void add_part(const Sketching& all, int64_t row, int64_t first, int64_t stop, double* table, double* sums, double* facts) {
+  Adding<T, LOOK> adding(all.buckets, table);
+  const auto* x = static_cast<const typename T::Type*>(all.x) + row * all.runs * all.length;
+  if (all.runs == 1) {
+    const int64_t block = all.start / all.buckets, end = all.start + all.length;
+    const int64_t from = std::max(all.start, (block + first) * all.buckets), to = std::min(end, (block + stop) * all.buckets);
+    adding.add_elements(x + (from - all.start), from, to);
+  } else {
+    for (int64_t run = first; run < stop; ++run) {
+      const int64_t from = all.start + run * all.stride;
+      adding.add_elements(x + run * all.length, from, from + all.length);
     }
-    left -= size;
-    if (size % GROUP == 0) continue;
-    typename T::Type padded[GROUP];
-    std::fill(padded, padded + GROUP, not_a_number<typename T::Type>());
-    std::copy(x, x + size % GROUP, padded);
-    add_group<T, true>(padded, mix(group, 7), table + at, found, all);
-    padding = GROUP - size % GROUP;
   }
-  found.write(length, padding, facts);
-}
-
-// Writes what a part of a tensor adds. To look for what is not finite takes longer than the sums, so it is done only if there is any.
-template <class T> static void add_part(const typename T::Type* x, int64_t first, int64_t length, int64_t buckets, Tables& tables, double* sums, double* facts) {
-  x += first * buckets;
-  add_blocks<T, false>(x, first, length, buckets, tables, facts);
-  if (!(facts[POWER] < INFINITE)) add_blocks<T, true>(x, first, length, buckets, tables, facts);
-  tables.write(sums);
+  adding.write(sums, facts);
 }
 
 template <class T> static int run_sketch(const Sketching& all, int64_t most_threads) {
-  const int64_t buckets = all.buckets, blocks = (all.length + buckets - 1) / buckets;
-  const int64_t parts = std::max(int64_t(1), std::min({MOST_PARTS, blocks, all.length / std::max(LEAST, 64 * buckets)}));
+  const int64_t buckets = all.buckets, number = all.runs * all.length;  // elements of a tensor
+  const int64_t blocks = all.length ? (all.start + all.length - 1) / buckets - all.start / buckets + 1 : 0, units = all.runs == 1 ? blocks : all.runs;
+  const int64_t parts = std::max(int64_t(1), std::min({MOST_PARTS, units, number / std::max(LEAST, 64 * buckets)}));
   double* table = parts > 1 ? new (std::nothrow) double[all.rows * parts * (buckets + FACTS)] : nullptr;
   std::atomic<bool> without_memory(parts > 1 && !table);
-  const int64_t threads = std::max(int64_t(1), std::min(most_threads, all.rows * all.length / LEAST));
-  Turns turns(all.rows * parts, threads, std::max(int64_t(1), LEAST / std::max(int64_t(1), all.length)));
+  const int64_t threads = std::max(int64_t(1), std::min(most_threads, all.rows * number / LEAST));
+  Turns turns(all.rows * parts, threads, std::max(int64_t(1), LEAST / std::max(int64_t(1), number)));
   in_parallel(without_memory ? 0 : threads, [&](int thread) {
-    Tables tables(buckets);
-    if (!tables.any()) without_memory = true;
+    constexpr std::align_val_t ALIGNED{64};
+    double* const mine = new (ALIGNED, std::nothrow) double[Adding<T, false>::room(buckets)];
+    if (!mine) without_memory = true;
     turns.take(thread, [&](int64_t item) {
       if (without_memory) return;
-      const int64_t row = item / parts, part = item % parts, first = blocks * part / parts, stop = blocks * (part + 1) / parts;
+      const int64_t row = item / parts, part = item % parts, first = units * part / parts, stop = units * (part + 1) / parts;
       double* sums = parts > 1 ? table + item * (buckets + FACTS) : all.sums + row * buckets;
       double* facts = parts > 1 ? sums + buckets : all.facts + row * FACTS;
-      const auto* x = static_cast<const typename T::Type*>(all.x) + row * all.length;
-      add_part<T>(x, first, std::min(stop * buckets, all.length) - first * buckets, buckets, tables, sums, facts);
+      add_part<T, false>(all, row, first, stop, mine, sums, facts);
+      // To look for what is not finite takes longer than the sums, so it is done only if there is any.
+      if (!(facts[POWER] < INFINITE)) add_part<T, true>(all, row, first, stop, mine, sums, facts);
     });
+    operator delete[](mine, ALIGNED, std::nothrow);
   });
   for (int64_t item = 0; parts > 1 && !without_memory && item < all.rows * parts; ++item) {
     const double* from = table + item * (buckets + FACTS);

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from reducers.kernels.cpp.library import ELEMENTS, sketch_for
 from reducers.kernels.cpp.threads import in_threads
+from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
 
 __all__ = ["looped_sketches"]
@@ -22,15 +23,21 @@ class _Sketching(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
+        ("runs", ctypes.c_int64),
         ("length", ctypes.c_int64),
+        ("start", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
         ("buckets", ctypes.c_int64),
         ("sums", ctypes.c_void_p),
         ("facts", ctypes.c_void_p),
     )
 
 
-def looped_sketches(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor] | None:
+def looped_sketches(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor] | None:
     """Return what `sketched` of `reducers.kernels.sketches` does of tensors that are stacked along the first axis, and not complex.
+
+    Args:
+        runs: of each tensor.
 
     Returns:
         sums, float64 [rows, buckets], and facts, float64 [rows, 5]. None if there is no loop, `xs` is not in memory that may be
@@ -42,5 +49,5 @@ def looped_sketches(xs: Tensor, buckets: int) -> tuple[Tensor, Tensor] | None:
     xs, rows = xs.resolve_neg(), xs.shape[0]
     xs = (xs if xs.dtype in ELEMENTS else xs.to(torch.float64)).contiguous()
     sums, facts = (torch.empty((rows, columns), dtype=torch.float64, device="cpu") for columns in (buckets, _FACTS))
-    task = _Sketching(xs.data_ptr(), rows, xs.numel() // max(rows, 1), buckets, sums.data_ptr(), facts.data_ptr())
+    task = _Sketching(xs.data_ptr(), rows, *runs, buckets, sums.data_ptr(), facts.data_ptr())
     return None if in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), xs.nbytes) else (sums, facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import laws
@@ -19,23 +20,27 @@ from recorders.recordings.distributed.merge import join_parts
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.distributed.sync import sync
 from reducers import (
+    ArgumentError,
     Collect,
     Digest,
     Masked,
     PerObservation,
     Product,
+    Reducer,
     ReducerTypeError,
     State,
     StateError,
     StateMismatchError,
     Summary,
+    TensorPart,
+    from_recipe,
+    to_recipe,
 )
 from reducers.kernels import digests
 from reducers.kernels.cpp import library
 from reducers.statistics import digest as file
 
 DIGEST = Digest()
-PRIME = 2**61 - 1
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn)
 OTHERS = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64),
@@ -108,7 +113,7 @@ def test_threads_do_not_count(threads: int) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        assert of(x) == 745642940675851745
+        assert of(x) == 9091291835380955024
     finally:
         torch.set_num_threads(before)
 
@@ -147,20 +152,26 @@ def test_compiled_for_the_processor(dtype: torch.dtype, dynamic: bool) -> None:
     laws.same_bits(state, laws.run(DIGEST, [draw(size, 3, dtype=dtype) for size in (3, 2000, 17)]))
 
 
-@given(a=st.integers(0, PRIME - 1), b=st.integers(0, PRIME - 1))
+PAIRS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+
+
+@given(a=PAIRS, b=PAIRS, c=PAIRS)
 @settings(deadline=None)
-def test_products_modulo_the_prime(a: int, b: int) -> None:
-    assert int(file._times(torch.tensor(a), torch.tensor(b))) == a * b % PRIME
+def test_pairs_of_words_are_a_ring(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> None:
+    product = file._times(a, b)
+    assert file._products(file.words_of(a), file.words_of(b)).tolist() == file.words_of(product).tolist()
+    assert file._times(b, a) == product
+    assert file._times(product, c) == file._times(a, file._times(b, c))
+    assert file._times(a, (1, 0)) == a
+    assert file._times((0, 1), file._times((0, 1), (0, 1))) == (1, 0)  # a root of 1
 
 
-@pytest.mark.parametrize("a", [0, 1, 2**31 - 1, 2**31, 2**60, PRIME - 1])
-@pytest.mark.parametrize("b", [0, 1, 2**31 - 1, 2**31, 2**60, PRIME - 1])
-def test_products_at_the_ends(a: int, b: int) -> None:
-    assert int(file._times(torch.tensor(a), torch.tensor(b))) == a * b % PRIME
-
-
-def test_the_prime_is_zero() -> None:
-    assert file._reduced(torch.tensor([PRIME, PRIME - 1, 2**63 - 1, 0])).tolist() == [0, PRIME - 1, (2**63 - 1) % PRIME, 0]
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 7, 64, 1000])
+def test_powers_of_the_factor(number: int) -> None:
+    found = (1, 0)
+    for _ in range(number):
+        found = file._times(found, file._FACTOR)
+    assert file._power(number) == found
 
 
 # What differs
@@ -243,7 +254,9 @@ def test_random_tensors_of_few_bits_do_not_collide() -> None:
     """Of 2**17 tensors of two elements, whose hashes must spread over at least 2**40 values to be apart."""
     generator = torch.Generator().manual_seed(0)
     xs = torch.unique(torch.randint(0, 2**15, (2**17, 2), generator=generator, dtype=torch.int16), dim=0)
-    found = torch.as_tensor([one & PRIME for one in digests.digests(xs)])
+    hashes = digests.digests(xs)
+    assert isinstance(hashes, list)
+    found = file.digest_of(file.words_of(hashes).view(-1, 2))
     for shift in (0, 20):  # the low bits, and others
         parts = (found >> shift) & (2**40 - 1)
         assert len(torch.unique(parts)) > len(xs) - 5
@@ -251,7 +264,7 @@ def test_random_tensors_of_few_bits_do_not_collide() -> None:
 
 def test_bits_of_a_digest_are_even() -> None:
     found = torch.as_tensor([of(torch.tensor([number])) for number in range(2000)])
-    share = torch.stack([(found >> bit & 1).double().mean() for bit in range(61)])
+    share = torch.stack([(found >> bit & 1).double().mean() for bit in range(63)])
     assert (share - 0.5).abs().max() < 5 * 0.5 / math.sqrt(2000)
 
 
@@ -350,8 +363,81 @@ def test_ranks_merge_in_order(world: World) -> None:
     assert alike(world.run(observed, ranks=(0, 1))) == {"digest": wanted, "observations": 4}
 
 
-def test_parts_of_a_tensor_do_not_become_the_whole() -> None:
+# Parts
+
+
+def cut(x: Tensor, at: int, axis: int) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Two parts of a tensor, each with the index at which it begins."""
+    start = [0] * x.ndim
+    start[axis] = at
+    sizes = (at, x.shape[axis] - at)
+    return [(tuple(begin), part) for begin, part in zip(([0] * x.ndim, start), x.split(sizes, axis), strict=True) if part.numel()]
+
+
+@pytest.mark.usefixtures("loops")
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_parts_of_a_tensor_add_up_to_the_whole(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from((*FLOATS, torch.uint8, torch.int64, torch.complex64)))
+    shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
+    x = draw(*shape, dtype=dtype, seed=data.draw(st.integers(0, 9)))
+    if dtype.is_floating_point:
+        x.view(-1)[:: data.draw(st.integers(1, 50))] = math.nan
+    pieces = [((0,) * x.ndim, x)]
+    for axis in data.draw(st.lists(st.integers(0, x.ndim - 1), max_size=4)):
+        pieces = [
+            (tuple(map(sum, zip(start, more, strict=True))), small)
+            for start, piece in pieces
+            for more, small in cut(piece, data.draw(st.integers(0, piece.shape[axis])), axis)
+        ]
+    states = [DIGEST.of_part(TensorPart(shape, start)).update({}, piece) for start, piece in pieces]
+    laws.same_bits(reduce(DIGEST.join_parts, states), DIGEST.update({}, x))
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_big_parts_of_several_observations(axis: int, dtype: torch.dtype) -> None:
+    xs = draw(3, 301, 1111, dtype=dtype)
+    states = []
+    for start, part in cut(xs[0], 100, axis):
+        pieces = xs.narrow(axis + 1, start[axis], part.shape[axis])
+        states.append(DIGEST.of_part(TensorPart((301, 1111), start)).update_all({}, pieces))
+    laws.same_bits(DIGEST.join_parts(states[0], states[1]), laws.run(DIGEST, xs.unbind()))
+
+
+def test_parts_in_a_graph() -> None:
+    torch._dynamo.reset()
+    x = draw(6, 5)
+    parts = [DIGEST.of_part(TensorPart((6, 5), start)) for start, _ in cut(x, 2, 0)]
+    found = [
+        torch.compile(one.update, fullgraph=True, backend="aot_eager")({}, piece)
+        for one, (_, piece) in zip(parts, cut(x, 2, 0), strict=True)
+    ]
+    laws.same_bits(DIGEST.join_parts(found[0], found[1]), DIGEST.update({}, x))
+
+
+def test_each_part_is_a_part_of_the_whole() -> None:
+    for wrong in (((2, 3), (0,)), ((2, 3), (0, 3)), ((2, 3), (-1, 0)), ((2.0, 3), (0, 0)), (2, 3), ((1 << 40, 1 << 20), (0, 0))):
+        with pytest.raises(ArgumentError, match="the shape of the whole tensor and the index"):
+            Digest(wrong)  # type: ignore[arg-type]
+    digest = from_recipe(to_recipe(Digest(TensorPart((4, 3), (2, 0)))))
+    assert digest == Digest(TensorPart((4, 3), (2, 0)))
+    for x in (draw(3, 3), draw(6), draw(2, 4)):
+        with pytest.raises(ArgumentError, match=r"which is no part of a tensor of shape \(4, 3\) from \(2, 0\) on"):
+            digest.update({}, x)
+    parts = [DIGEST.of_part(TensorPart((4, 3), (row, 0))) for row in (0, 2)]
+    states = [laws.run(part, [draw(2, 3)] * number) for number, part in enumerate(parts, 1)]
+    with pytest.raises(StateMismatchError, match="of one part there were 1 observations, of another 2"):
+        DIGEST.join_parts(states[0], states[1])
+
+
+@pytest.mark.parametrize("reducer", [DIGEST, Product(bits=DIGEST, rest=Summary())], ids=repr)
+def test_ranks_with_parts_have_the_digest_of_the_whole(reducer: Reducer) -> None:
     x = draw(6, 4)
     places = [Placement(rank, home=0, axes=2, parts=((0, rank, 2),)) for rank in (0, 1)]
-    parts = {place: DIGEST.update({}, part) for place, part in zip(places, x.chunk(2), strict=True)}
-    assert join_parts(DIGEST, parts) is None
+    parts = zip(places, cut(x, 3, 0), strict=True)
+    states = {place: reducer.of_part(TensorPart((6, 4), start)).update({}, part) for place, (start, part) in parts}
+    joined = join_parts(reducer, states)
+    assert joined is not None
+    laws.close(joined, reducer.update({}, x))

@@ -19,10 +19,12 @@ from reducers import (
     DTypeError,
     Masked,
     PerObservation,
+    Reducer,
     ReducerTypeError,
     Sketch,
     StateError,
     StateMismatchError,
+    TensorPart,
     sketch_distance,
 )
 from reducers.kernels import sketches
@@ -35,7 +37,7 @@ SHAPE = (64, 128)
 Apart = Callable[[torch.Generator], Tensor]
 
 
-def apart(sketch: Sketch, x: Tensor, y: Tensor) -> dict[str, float]:
+def apart(sketch: Reducer, x: Tensor, y: Tensor) -> dict[str, float]:
     found = sketch_distance(*(sketch.compute(sketch.update({}, one)) for one in (x, y)))
     return {name: float(value) for name, value in found.items()}
 
@@ -55,15 +57,14 @@ DIFFERENCES: dict[str, Apart] = {
 @pytest.mark.parametrize("k", [64, 256])
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_errors_are_within_what_is_said(name: str, k: int) -> None:
-    """The hashes are fixed, so the difference begins at an element that is drawn, where the signs are other ones."""
-    sketch, ratios, beyond = Sketch(k), [], 0
+    """The hashes are fixed, so the difference begins at an element that is drawn, so far away that no two draws share a sign."""
+    ratios, beyond = [], 0
     for seed in range(SEEDS):
         generator = torch.Generator().manual_seed(seed)
         d = DIFFERENCES[name](generator)
-        before = int(torch.randint(0, 2**16, (), generator=generator))
-        x = torch.zeros(before + d.numel())
-        y = torch.cat((x[:before], d.reshape(-1)))
-        found, true = apart(sketch, x, y), float(torch.linalg.vector_norm(d.double()))
+        start = int(torch.randint(0, 2**40, (), generator=generator))
+        sketch, x = Sketch(k).of_part(TensorPart((2**41,), (start,))), torch.zeros(d.numel())
+        found, true = apart(sketch, x, d.reshape(-1)), float(torch.linalg.vector_norm(d.double()))
         ratios.append((found["distance"] / true) ** 2)
         beyond += true > found["bound"]
     squares = torch.tensor(ratios, dtype=torch.float64)
@@ -295,13 +296,35 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert float(result["min"]) == 0
 
 
-def test_parts_of_a_tensor_have_sketches_whose_squares_add_up() -> None:
-    generator, sketch = torch.Generator().manual_seed(0), Sketch(1024)
-    x, y = (torch.randn(6, 400, generator=generator).double() for _ in range(2))
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("k", [64, 192, 1024])
+@pytest.mark.parametrize(
+    ("shape", "axis", "at"), [((6, 400), 0, 2), ((6, 400), 1, 130), ((5, 7, 30), 1, 3), ((700, 900), 1, 333)], ids=str
+)
+def test_parts_of_a_tensor_merge_to_the_whole(shape: tuple[int, ...], axis: int, at: int, k: int) -> None:
+    sketch, xs = Sketch(k), spoiled(2, *shape)
+    states = []
+    for start, size in ((0, at), (at, shape[axis] - at)):
+        part = sketch.of_part(TensorPart(shape, tuple(start * (one == axis) for one in range(len(shape)))))
+        states.append(part.update_all({}, xs.narrow(axis + 1, start, size)))
+    laws.close(sketch.merge(*states), laws.run(sketch, xs.unbind()), rtol=1e-12, atol=1e-10)
+
+
+def test_ranks_with_parts_have_the_sketch_of_the_whole() -> None:
+    sketch, x = Sketch(64), torch.randn(6, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     places = [Placement(rank, home=0, axes=2, parts=((0, rank, 2),)) for rank in (0, 1)]
-    assert join_parts(sketch, {place: sketch.update({}, part) for place, part in zip(places, x.chunk(2), strict=True)}) is None
-    squares = sum(apart(sketch, *parts)["distance"] ** 2 for parts in zip(x.chunk(2), y.chunk(2), strict=True))
-    assert math.sqrt(squares) == pytest.approx(float((x - y).norm()), rel=0.1)
+    parts = [sketch.of_part(TensorPart((6, 400), (row, 0))).update({}, x[row : row + 3]) for row in (0, 3)]
+    joined = join_parts(sketch, dict(zip(places, parts, strict=True)))
+    assert joined is not None
+    laws.close(joined, sketch.update({}, x))
+
+
+def test_a_complex_part_and_one_in_a_graph() -> None:
+    torch._dynamo.reset()
+    sketch, x = Sketch(64), torch.view_as_complex(torch.randn(6, 50, 2, generator=torch.Generator().manual_seed(0)))
+    parts = [sketch.of_part(TensorPart((6, 50), (0, column))) for column in (0, 20)]
+    update = [torch.compile(parts[0].update, fullgraph=True, backend="aot_eager"), parts[1].update]
+    laws.close(sketch.merge(update[0]({}, x[:, :20]), update[1]({}, x[:, 20:])), sketch.update({}, x))
 
 
 def test_in_a_compiled_net() -> None:
