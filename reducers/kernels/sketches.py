@@ -136,10 +136,8 @@ def _summed(flat: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(value)
     value = torch.where(finite, value, 0.0)
     count = finite.sum(dim=(1, 2)).to(value.dtype)
-    least, greatest = (
-        torch.where(finite, value, torch.inf).amin(dim=(1, 2)),
-        torch.where(finite, value, -torch.inf).amax(dim=(1, 2)),
-    )
+    least = torch.where(finite, value, torch.inf).amin(dim=(1, 2))
+    greatest = torch.where(finite, value, -torch.inf).amax(dim=(1, 2))
     facts = torch.stack((count, number * length - count, value.square().sum(dim=(1, 2)), least, greatest), dim=1)
     begin = runs.start + torch.arange(number, device=device)[:, None] * runs.stride  # of each run
     place, first = begin % buckets, begin // buckets

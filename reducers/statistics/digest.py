@@ -204,8 +204,8 @@ def _join_numbers(a: State, b: State) -> State:
 
 
 def _numbers(state: State) -> tuple[Pair, Pair, int]:
-    (first, second), (one, other), number = (state[key].tolist() for key in _KEYS)
-    return (first, second), (one, other), number
+    (first, second), (one, other) = state["digest"].tolist(), state["factor"].tolist()
+    return (first, second), (one, other), int(state["observations"])
 
 
 def _join_tensors(a: State, b: State) -> State:
