@@ -18,6 +18,7 @@ from recorders.capture.operands import is_spread
 from recorders.errors import OperandError, RecordingWarning, TargetError
 from recorders.recordings.distributed.placement import Placement, from_plain, to_plain
 from recorders.ring.changes import Changes
+from reducers import TensorPart
 from reducers.errors import did_you_mean, warn_user
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "Layout",
     "PlacementInfo",
     "as_text",
+    "even_part",
     "from_text",
     "in_use",
     "know",
@@ -79,20 +81,28 @@ class PlacementInfo(NamedTuple):
         axes: the number of axes of the first tensor; None if that is a DTensor.
         place: the placement of a DTensor among them, of one that is cut if there is any.
         fault: why there is none.
+        part: which part of the first DTensor this rank holds; None if that is not known, or it holds no element.
     """
 
     axes: int | None
     place: Placement | None = None
     fault: str = ""
+    part: TensorPart | None = None
 
     @classmethod
-    def of(cls, tensors: Sequence[Any]) -> PlacementInfo:
-        """What is known of these tensors; `fault` tells why this rank holds no part of the values of one of them."""
+    def of(cls, tensors: Sequence[Any], *, positional: bool = False) -> PlacementInfo:
+        """What is known of these tensors; `fault` tells why this rank holds no part of the values of one of them.
+
+        Args:
+            positional: whether `part` is wanted, which takes time to find.
+        """
         try:
             found = [Layout(x.device_mesh, tuple(x.placements)).place(x.ndim, shared=False) for x in tensors if is_spread(x)]
         except OperandError as error:
             return cls(None, None, str(error))
-        return cls(tensors[0].ndim if tensors and not is_spread(tensors[0]) else None, _cut(found))
+        first = next(filter(is_spread, tensors), None) if positional and found else None
+        part = None if first is None else without_modes(_part_of, first)
+        return cls(tensors[0].ndim if tensors and not is_spread(tensors[0]) else None, _cut(found), "", part)
 
     def placement(self, layout: Layout | None, shared: bool) -> Placement | None:
         """The placement of the tensor; None if it is whole, or data of this rank.
@@ -117,6 +127,28 @@ class PlacementInfo(NamedTuple):
         return None if cut is None else replace(cut, axes=None)
 
 
+def _part_of(tensor: Any) -> TensorPart | None:
+    """Which part of a DTensor this rank holds."""
+    describe = getattr(tensor, "__create_chunk_list__", None)  # by which checkpoints of PyTorch know it
+    if describe is None:
+        return None
+    (chunk,) = describe()
+    sizes = (*tensor.shape, *chunk.offsets)
+    known = all(type(size) is int for size in sizes) and tuple(chunk.sizes) == tensor.to_local().shape and 0 not in chunk.sizes
+    return TensorPart(tuple(tensor.shape), tuple(chunk.offsets)) if known else None
+
+
+def even_part(place: Placement, shape: Sequence[int]) -> TensorPart | None:
+    """Which part a tensor of this shape is, if all parts are of one size; None if it is whole, or made by a callable."""
+    if place.axes is None or not place.parts or 0 in shape:
+        return None
+    counts, indices = [1] * len(shape), [0] * len(shape)
+    for axis, index, count in place.parts:
+        counts[axis], indices[axis] = counts[axis] * count, indices[axis] * count + index
+    whole = (size * count for size, count in zip(shape, counts, strict=True))
+    return TensorPart(tuple(whole), tuple(size * index for size, index in zip(shape, indices, strict=True)))
+
+
 def _cut(found: Sequence[Placement]) -> Placement | None:
     """The first placement that is one of a part; of copies the first."""
     return next((place for place in found if place.parts), found[0] if found else None)
@@ -124,15 +156,18 @@ def _cut(found: Sequence[Placement]) -> Placement | None:
 
 def as_text(tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> str:
     """What a graph tells of its tensors, by path; or of all operands of a callable, by ""."""
-    found = {path: PlacementInfo.of([xs] if isinstance(xs, Tensor) else xs) for path, xs in tensors.items()}
-    return json.dumps({path: [axes, place and to_plain(place), fault] for path, (axes, place, fault) in found.items()})
+    found = {path: PlacementInfo.of([xs] if isinstance(xs, Tensor) else xs, positional=True) for path, xs in tensors.items()}
+    return json.dumps({path: [axes, place and to_plain(place), fault, part] for path, (axes, place, fault, part) in found.items()})
 
 
 @lru_cache(maxsize=4096)
 def from_text(text: str) -> Mapping[str, PlacementInfo]:
     """What `as_text` was given; nothing if the text is empty."""
     found = json.loads(text) if text else {}
-    return {path: PlacementInfo(axes, place and from_plain(place), fault) for path, (axes, place, fault) in found.items()}
+    return {
+        path: PlacementInfo(axes, place and from_plain(place), fault, part and TensorPart(*map(tuple, part)))
+        for path, (axes, place, fault, part) in found.items()
+    }
 
 
 CHANGES = Changes()

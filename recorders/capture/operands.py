@@ -33,7 +33,6 @@ __all__ = [
     "symbolic",
     "tracing",
     "transient",
-    "whole_tensor",
     "why_no_numbers",
 ]
 
@@ -139,11 +138,6 @@ def plain_or_spread(tensor: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """The part of a DTensor that this rank holds; any other tensor as it is."""
     return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a DTensor, by a collective that all ranks of its mesh must call; any other tensor detached."""
-    return tensor.detach().full_tensor() if is_spread(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
 def is_spread(tensor: Tensor) -> bool:

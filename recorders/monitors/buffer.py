@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from recorders.recordings.distributed.placement import Placement
 from recorders.ring.changes import Changes
 from recorders.ring.ring import Copies, PartialStates, Pending, Ring, copies_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush
-from reducers import Reducer, State
+from reducers import Reducer, State, TensorPart
 from reducers.core.states import check_states, without_values
 from reducers.kernels.locks import new_lock
 
-__all__ = ["Buffer"]
+__all__ = ["NO_PARTS", "Buffer"]
 
+NO_PARTS: Mapping[str, TensorPart] = MappingProxyType({})
 MOST_RINGS = 6  # of a monitor
 SHAPES = 3  # of a leaf, each of which has a ring of copies
 
@@ -36,6 +38,7 @@ class Buffer:
 
     Attributes:
         stored: the states, the counts and the pending observations.
+        positional: whether the reducer asks which part of a tensor it observes.
         lock: is held while `stored` changes; reentrant, because a signal handler may read in the middle of an update.
         failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
         flush_seconds: seconds that reducing pending observations has taken while steps were measured.
@@ -51,6 +54,7 @@ class Buffer:
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
         self.batchable = reducer.batchable
+        self.positional = reducer.of_part(TensorPart((1,), (0,))) != reducer
         self._stored, self.changes = EMPTY, Changes()
         self._graph_calls = 0  # the rows of rings of graphs in which nothing waits any more
         self.failed: list[tuple[Exception, Any]] = []
@@ -61,10 +65,14 @@ class Buffer:
         self.accumulators: Mapping[Any, Accumulators] = {}
         self._shapes: dict[str, State] = {}  # kept by `clear`, by leaf
 
-    def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
-        """Adds one observation, by leaf: to a ring, or to the states. What fails changes nothing."""
+    def add(self, inputs: Mapping[str, tuple[Tensor, ...]], parts: Mapping[str, TensorPart] = NO_PARTS) -> None:
+        """Adds one observation, by leaf: to a ring, or to the states. What fails changes nothing.
+
+        Args:
+            parts: which part of a larger tensor a leaf is, if the reducer asks for it.
+        """
         paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
-        waits = self.batchable and len(tensors) == len(paths) > 0
+        waits = self.batchable and not parts and len(tensors) == len(paths) > 0
         for x in tensors:
             waits = waits and type(x) is Tensor and x.layout is torch.strided
         with self.lock:
@@ -78,7 +86,9 @@ class Buffer:
                 if full is not None:
                     return
             stored = self.flush()
-            states = self._checked({path: self.reducer.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
+            reducers = {path: self.reducer.of_part(part) for path, part in parts.items()}
+            each = ((path, reducers.get(path, self.reducer), xs) for path, xs in inputs.items())
+            states = self._checked({path: reducer.update(stored.states.get(path, {}), *xs) for path, reducer, xs in each})
             stored = stored.after(states)
             codecs = self._codecs(stored, paths, tensors) if waits else []
             self.stored = self._with_ring(stored, before, paths, codecs, keys) if codecs or stored.pending else stored

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders.capture.calls import Call
-from recorders.capture.operands import as_operand, whole_tensor
+from recorders.capture.operands import as_operand
 from recorders.capture.switching import remove
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
@@ -39,7 +39,6 @@ class ParameterOptions(MonitorOptions, total=False):
     """The options of `ParameterMonitor`."""
 
     when: Literal["step", "call", "tick"]
-    whole: bool
 
 
 class ParameterMonitor(ModuleParameterMonitor):
@@ -48,13 +47,9 @@ class ParameterMonitor(ModuleParameterMonitor):
     Args:
         when: "step" after every optimizer step that holds the parameter, "call" after every forward of the module,
             "tick" only when `tick()` is called.
-        whole: record whole parameters of which ranks hold parts, as under FSDP2 and tensor parallelism, with `when="tick"`. To
-            gather them is a collective: all ranks must call `tick()`, of equal recorders, between the same steps. Each rank has the
-            parameters of one module at a time in memory, and records what the others do: a digest is that of one process. Hooks
-            never communicate, so other monitors record the parts.
 
     Raises:
-        ValueError: `when` is none of these, or `whole` is given with another than "tick".
+        ValueError: `when` is none of these.
 
     >>> import torch
     >>> from reducers import Norm
@@ -71,14 +66,10 @@ class ParameterMonitor(ModuleParameterMonitor):
         module: nn.Module | None = None,
         *,
         when: Literal["step", "call", "tick"] = "step",
-        whole: bool = False,
         **options: Unpack[MonitorOptions],
     ) -> None:
         if when not in ("step", "call", "tick"):
             raise ValueError(f"ParameterMonitor(when={when!r}): choose 'step', 'call' or 'tick'")
-        if whole and when != "tick":
-            raise ValueError(f"ParameterMonitor(when={when!r}, whole=True): hooks do not communicate; choose when='tick'")
-        self.whole = whole
         self.when, self.reading = when, _VALUES if when == "step" else None
         self.sites = {"step": ("step",), "call": ("forward",), "tick": ("step",)}[when]
         super().__init__(reducer, attr, module, **options)
@@ -107,10 +98,7 @@ class ParameterMonitor(ModuleParameterMonitor):
         """Records the present values, if `when="tick"`."""
         module = self.module
         if self.when == "tick" and self.registered and module is not None:
-            found: dict[str, Tensor] = dict(self._parameters(module))
-            if self.whole:  # before the gate is asked: other ranks wait for this one
-                found = {path: whole_tensor(parameter) for path, parameter in found.items()}
-            self._observe(module, {path: (value,) for path, value in found.items()})
+            self._observe(module, {path: (value,) for path, value in self._parameters(module)})
 
 
 class ParameterGradientOptions(MonitorOptions, total=False):

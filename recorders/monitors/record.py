@@ -15,10 +15,11 @@ from recorders.capture.calls import Call
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.cuda_graphs import CAPTURES, IN_CUDA_GRAPH
 from recorders.capture.given import BatchContext, current
-from recorders.capture.layouts import PlacementInfo, in_use, layout_of
+from recorders.capture.layouts import PlacementInfo, even_part, in_use, layout_of
 from recorders.capture.operands import (
     as_operands,
     detached,
+    is_spread,
     leaves,
     pack,
     plain,
@@ -36,7 +37,7 @@ from recorders.monitors.gate import Gate
 from recorders.monitors.options import OnError
 from recorders.recordings.distributed.placement import Placement
 from recorders.schedule.clock import Clock
-from reducers import Reducer
+from reducers import Reducer, TensorPart
 from reducers.core.patterns import fits
 from reducers.errors import warn_user
 
@@ -279,12 +280,16 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
         info: what a graph told of the operands.
     """
     made_of: Placement | None = None
+    passed: list[tuple[Tensor, PlacementInfo]] = []
     if monitor.has_callables:
         tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
             check_numbers(tensors)
         known = PlacementInfo.of(tensors) if info is None else info
         made_of = known.made_of(layout_of(monitor.module, monitor.side), monitor.buffer.shared)
+        if made_of is not None and info is None and not monitor.dry_run:
+            spread = filter(is_spread, tensors)
+            passed = [(plain(x), PlacementInfo.of([x], positional=monitor.buffer.positional)) for x in spread]
         operands = tuple(map(detached, operands))
         if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
             raise NothingToRecordError("filtered out")
@@ -295,7 +300,13 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
         inputs = with_given(monitor, inputs)
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-    store(monitor, inputs, made_of=made_of)
+    # Those that a callable returned as they were.
+    unchanged = {path: known for path, xs in inputs.items() for part, known in passed if xs and _same_elements(xs[0], part)}
+    store(monitor, inputs, unchanged, made_of=made_of)
+
+
+def _same_elements(x: Tensor, other: Tensor) -> bool:
+    return x.dtype is other.dtype and x.device == other.device and x.is_set_to(other)
 
 
 def store(
@@ -308,10 +319,15 @@ def store(
         made_of: the placement of what callables got, if there are any.
     """
     plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
-    if info or made_of is not None or not plain_only or monitor.buffer.places or in_use():
-        note_places(monitor, {path: info.get(path) or PlacementInfo.of(xs) for path, xs in inputs.items()}, made_of)
+    buffer, parts = monitor.buffer, dict[str, TensorPart]()
+    if info or made_of is not None or not plain_only or buffer.places or in_use():
+        known = {path: info.get(path) or PlacementInfo.of(xs, positional=buffer.positional) for path, xs in inputs.items()}
+        note_places(monitor, known, made_of)
         inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
-    monitor.buffer.add(inputs)
+        for path, place in buffer.places.items() if buffer.positional else ():
+            part = (known[path].part or even_part(place, inputs[path][0].shape)) if path in inputs and place.parts else None
+            parts |= {} if part is None else {path: part}
+    buffer.add(inputs, parts)
 
 
 def note_places(monitor: Observer, info: Mapping[str, PlacementInfo], made_of: Placement | None = None) -> None:

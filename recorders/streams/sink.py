@@ -11,9 +11,9 @@ from torch import Tensor
 
 from recorders.capture.operands import plain, why_no_numbers
 from recorders.errors import OperandError
-from recorders.monitors.buffer import Buffer
+from recorders.monitors.buffer import NO_PARTS, Buffer
 from recorders.recordings.storage.tensors import MAX_RANK, why_no_memory
-from reducers import Reducer, State
+from reducers import Reducer, State, TensorPart
 from reducers.core.inputs import observation
 from reducers.core.states import require_state
 
@@ -57,10 +57,10 @@ class RowSink(Buffer):
         super().__init__(reducer)
         self._put, self._name, self._axes = put, name, axes
 
-    def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+    def add(self, inputs: Mapping[str, tuple[Tensor, ...]], parts: Mapping[str, TensorPart] = NO_PARTS) -> None:
         accepted = {path: xs for path, xs in inputs.items() if self._put(self._place(path), xs[0], self._axes)}
         if accepted:
-            super().add(accepted)
+            super().add(accepted, {path: part for path, part in parts.items() if path in accepted})
 
     def _place(self, path: str) -> str:
         return f"{self._name}/{path}" if self._name and path else self._name or path

@@ -27,7 +27,7 @@ from recorders import (
 )
 from recorders.capture.layouts import as_text, from_text
 from recorders.recordings.distributed.merge import Merged
-from reducers import Count, Moments, Norm, Product
+from reducers import Count, Moments, Norm, Product, Sketch
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
 
@@ -38,7 +38,7 @@ def net() -> nn.Sequential:
 
 
 def recorder_of(model: nn.Module) -> Recorder:
-    what = Product(count=Count(), norm=Norm(), channels=Moments("b c -> c"))
+    what = Product(count=Count(), norm=Norm(), channels=Moments("b c -> c"), sketch=Sketch(64))
     recorder = Recorder(
         out=ForwardMonitor(what),
         input=ForwardInputMonitor(what),
@@ -201,7 +201,7 @@ def test_copies_and_pickles_keep_which_part_or_copy_was_recorded(pair: World) ->
 
 def test_what_graphs_tell_of_plain_tensors() -> None:
     info = from_text(as_text({"a.b": torch.ones(2, 3), "": Tensor()}))
-    assert info == {"a.b": (2, None, ""), "": (1, None, "")}
+    assert info == {"a.b": (2, None, "", None), "": (1, None, "", None)}
     assert from_text("") == {}
 
 

@@ -27,7 +27,7 @@ from recorders import (
     merge,
 )
 from recorders.recordings.storage.save import Layout
-from reducers import EMA, Count, Last, Max, Mean, Min, Moments, Norm, Product, Quantile
+from reducers import EMA, Count, Digest, Fingerprints, Last, Max, Mean, Min, Moments, Norm, Product, Quantile, Sketch
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
 
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distribut
 LAYOUTS: tuple[Layout, ...] = ("folder", "packed")
 RANKS = {2: (0, 1), 4: (0, 1, 2, 3)}
 EXACT = Product(count=Count(), low=Min(), high=Max(), half=Quantile())
+BITS = Product(digest=Digest(), sketch=Sketch(64), each=Fingerprints())  # of whole numbers sketches are exact, too
 KINDS = ["ddp", "fsdp2", "fsdp2, recorder first", "tensor parallel"]
 
 
@@ -91,6 +92,10 @@ def recorder_of(model: nn.Module) -> Recorder:
         final=ParameterGradientMonitor(everything),
         update=ParameterUpdateMonitor(everything),
         momentum=OptimizerStateMonitor(everything, "momentum_buffer"),
+        bits=ParameterMonitor(Product(exact=BITS)),
+        passed_on=ParameterGradientMonitor(Product(exact=BITS), op_=lambda gradient, value: {"gradient": gradient, "value": value}),
+        update_bits=ParameterUpdateMonitor(Product(exact=BITS), attr="weight"),
+        momentum_bits=OptimizerStateMonitor(Product(exact=BITS), "momentum_buffer"),
     ).modules(model, types=nn.Linear)
 
 

@@ -27,11 +27,11 @@ from recorders import (
 )
 from recorders.recordings.distributed.differing import Differing
 from recorders.watch.diagnosis.finding import Finding
-from reducers import Collect, Digest, PerObservation, Product, Sketch, sketch_distance
+from reducers import Collect, Fingerprints, sketch_distance
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
 
-LISTED = Product(digest=PerObservation(Digest(), Collect()), sketch=PerObservation(Sketch(), Collect()))
+LISTED = Fingerprints(k=256)
 STEPS, SAMPLES = 5, 12
 EPS = torch.finfo(torch.float32).eps
 
@@ -91,13 +91,13 @@ def results(recorded: Any) -> dict[str, dict[str, Any]]:
 
 
 def digests(found: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
-    return {name: result["digest"]["digest"].tolist() for name, result in found.items()}
+    return {name: result["digest"].tolist() for name, result in found.items()}
 
 
 def furthest(a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]], of: str) -> float:
     """The largest relative distance of an observation of two recordings."""
     assert a.keys() == b.keys()
-    return max(sketch_distance(a[name]["sketch"], b[name]["sketch"])["relative"].max().item() for name in a if name.startswith(of))
+    return max(sketch_distance(a[name], b[name])["relative"].max().item() for name in a if name.startswith(of))
 
 
 def largest_change(model: nn.Module) -> float:
@@ -267,47 +267,35 @@ def spread(model: nn.Sequential, kind: str) -> None:
         parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
-def gathered(place: Place, kind: str) -> Any:
-    """As `under_ddp`, of whole parameters at the start and after each step, and of the outputs of the net."""
+def in_parts(place: Place, kind: str) -> Any:
+    """As `under_ddp`, of parameters at the start and after each step, and of the outputs of the net."""
     found = []
     for spreads in (True, False):
         model = net()
         if spreads:
             spread(model, kind)
-        whole = Recorder(value=ParameterMonitor(LISTED, when="tick", whole=True)).modules(model, types=nn.Linear)
+        values = Recorder(value=ParameterMonitor(LISTED, when="tick")).modules(model, types=nn.Linear)
         out = Recorder(out=ForwardMonitor(LISTED)).modules(model, names="")
-        with whole:
-            whole.tick()
-            train(model, out, after=lambda step, whole=whole: whole.tick())  # type: ignore[misc]
-        if spreads:
-            merged = whole.sync()
-            assert (merged.differing, {part.copies for part in merged.values()}) == ((), {2})
-            assert digests(results(merged)) == digests(results(whole))
-        found.append({**results(whole), **results(out)})
+        with values:
+            values.tick()
+            train(model, out, after=lambda step, values=values: values.tick())  # type: ignore[misc]
+        merged = values.sync() if spreads else values
+        found.append({**results(merged), **results(out)})
     own, alone = found
     equal = {name: [a == b for a, b in zip(seen, digests(alone)[name], strict=True)] for name, seen in digests(own).items()}
     return digests(own), equal, furthest(own, alone, "value"), furthest(own, alone, "out")
 
 
-def test_under_fsdp2_gathered_parameters_have_the_digests_of_one_process(pair: World) -> None:
-    _, equal, values, _ = alike(pair.run(gathered, "fsdp2"))
+def test_under_fsdp2_parameters_in_parts_have_the_digests_of_one_process(pair: World) -> None:
+    _, equal, values, _ = alike(pair.run(in_parts, "fsdp2"))
     assert equal == {name: [True] * len(seen) for name, seen in equal.items()}
     assert {len(seen) for name, seen in equal.items() if name.startswith("value")} == {STEPS + 1}
     assert values == 0
 
 
 def test_under_tensor_parallelism_parameters_start_equal_and_stay_within_rounding(pair: World) -> None:
-    _, equal, values, outputs = alike(pair.run(gathered, "tensor parallel"))
+    _, equal, values, outputs = alike(pair.run(in_parts, "tensor parallel"))
     assert all(seen[0] for name, seen in equal.items() if name.startswith("value"))
     allowed = noise(STEPS, largest_change(net()))  # 1.5e-6
     assert 0 < values <= allowed  # 0.8e-7
     assert 0 < outputs <= allowed  # 1.4e-7
-
-
-def test_whole_parameters_are_gathered_at_ticks_only() -> None:
-    layer = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="hooks do not communicate; choose when='tick'"):
-        ParameterMonitor(Digest(), "weight", layer, whole=True)
-    monitor = ParameterMonitor(Digest(), "weight", layer, when="tick", whole=True)
-    monitor.tick()  # of plain tensors, in one process
-    assert monitor.peek()["observations"] == 1

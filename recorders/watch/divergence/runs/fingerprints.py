@@ -43,7 +43,7 @@ def fingerprints(every: int = 1, k: int = 64) -> Recorder:
 
     Args:
         every: record one step of so many. What an update does is then seen in each of them, by the values after it.
-        k: projections of a sketch, see `reducers.Fingerprints`: an observation takes 8 * k + 56 bytes.
+        k: projections of a sketch, see `reducers.Fingerprints`: an observation takes 8 * k + 64 bytes.
 
     Raises:
         ValueError: `every` is not a positive number.
