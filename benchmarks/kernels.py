@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from reducers.kernels.digests import NANS
+from reducers.kernels.parts import Runs
 from reducers.kernels.triton import accumulate, best, bins, digest, launching, many, sketch, sweep, weigh
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
@@ -165,11 +166,12 @@ def hash_launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> None:
     """Of a whole tensor, or if an axis is kept of stacked ones."""
     xs = x[None] if len(axes) == x.ndim else x[: 1 << 10]
     if k := HASHED[reducer]:
-        sketch.sketched(xs, k)
+        sketch.sketched(xs, k, Runs(1, xs[0].numel()))
     else:
-        hashes = digest.hashed(xs, 1 << 60, NANS.get(x.dtype, (0, 0, 0)))
-        state = [torch.empty((), dtype=torch.int64, device="meta") for _ in range(3)]
-        digest.absorbed(hashes, state, 2**60 + 3, 2**60 + 5)
+        hashes = digest.hashed(xs, Runs(1, xs[0].numel()), NANS.get(x.dtype, (0, 0, 0)))
+        assert hashes is not None
+        state = [torch.empty(shape, dtype=torch.int64, device="meta") for shape in ((2,), (2,), ())]
+        digest.absorbed(hashes, state, (2**60 + 3, 2**60 + 7), (2**60 + 5, 2**60 + 9))
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:

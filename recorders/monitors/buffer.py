@@ -86,12 +86,18 @@ class Buffer:
                 if full is not None:
                     return
             stored = self.flush()
-            reducers = {path: self.reducer.of_part(part) for path, part in parts.items()}
-            each = ((path, reducers.get(path, self.reducer), xs) for path, xs in inputs.items())
-            states = self._checked({path: reducer.update(stored.states.get(path, {}), *xs) for path, reducer, xs in each})
+            old = stored.states
+            if parts:
+                updated = {path: self._reducer_of(parts.get(path)).update(old.get(path, {}), *xs) for path, xs in inputs.items()}
+            else:
+                updated = {path: self.reducer.update(old.get(path, {}), *xs) for path, xs in inputs.items()}
+            states = self._checked(updated)
             stored = stored.after(states)
             codecs = self._codecs(stored, paths, tensors) if waits else []
             self.stored = self._with_ring(stored, before, paths, codecs, keys) if codecs or stored.pending else stored
+
+    def _reducer_of(self, part: TensorPart | None) -> Reducer:
+        return self.reducer if part is None else self.reducer.of_part(part)
 
     def _with_ring(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -300,9 +300,16 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
         inputs = with_given(monitor, inputs)
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-    # Those that a callable returned as they were.
-    unchanged = {path: known for path, xs in inputs.items() for part, known in passed if xs and _same_elements(xs[0], part)}
-    store(monitor, inputs, unchanged, made_of=made_of)
+    store(monitor, inputs, _unchanged(inputs, passed) if passed else NOTHING, made_of=made_of)
+
+
+def _unchanged(inputs: Inputs, passed: Sequence[tuple[Tensor, PlacementInfo]]) -> dict[str, PlacementInfo]:
+    """What is known of those inputs that callables returned as they were.
+
+    Args:
+        passed: the parts of DTensors that they were given.
+    """
+    return {path: known for path, xs in inputs.items() for part, known in passed if xs and _same_elements(xs[0], part)}
 
 
 def _same_elements(x: Tensor, other: Tensor) -> bool:

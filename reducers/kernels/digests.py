@@ -49,7 +49,7 @@ _CODES = {dtype: zlib.crc32(str(dtype).encode()) for dtype in vars(torch).values
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = 1 << 20  # bytes of a part that is copied because its elements are not neighbours: it stays in the cache
 
-Hashed: TypeAlias = "Callable[..., Tensor]"
+Hashed: TypeAlias = "Callable[..., Tensor | None]"
 Absorbed: TypeAlias = "Callable[..., list[Tensor]]"
 
 

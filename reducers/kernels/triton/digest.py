@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
@@ -9,51 +11,60 @@ from torch import Tensor
 from torch.library import triton_op
 from torch.nn.functional import pad
 
+from reducers.kernels.parts import Runs
 from reducers.kernels.triton import launching
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
 
 __all__ = ["absorbed", "digest_after", "hash_into", "hashed", "hashes_of"]
 
-_WORDS = 1 << 10  # of a block
-_TOGETHER = 4  # blocks of a tile
+_WORDS = 1 << 9  # of a block
+_TOGETHER = 4  # slots of a tile
 _MOST_PARTS = 1 << 10
 _JOINED = 1 << 10  # parts that are added at once
+_ABSORBED = 1 << 7  # hashes that are absorbed at once
 _WARPS = 4
 
 
-def hashed(xs: Tensor, kind: int, nans: tuple[int, int, int]) -> Tensor:
-    """Return the hashes of several tensors, stacked along the first axis, none of which is empty: int64 [rows]. Two launches.
+def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> Tensor | None:
+    """Return the two sums of each of several tensors, stacked along the first axis, none of which is empty: int64 [rows, 2].
 
-    Tensors whose bytes do not fill words of 64 bits, or do not begin at one, are copied before.
+    Two launches, or one if the tensors are small. Tensors whose bytes do not fill words of 64 bits, or do not begin at one, are copied
+    before.
 
     Args:
         xs: not complex.
-        kind: a hash of shape and dtype, from 0 to below 2**64.
+        runs: of each tensor.
         nans: see `NANS` of `reducers.kernels.digests`; zeros if there is no NaN to replace.
+
+    Returns:
+        None if runs begin at different bytes of a word.
     """
-    words = _words(xs)
-    blocks = -(-words.shape[1] // _WORDS)
-    table = torch.empty((xs.shape[0], min(-(-blocks // _TOGETHER), _MOST_PARTS)), dtype=torch.int64, device=xs.device)
+    found = _words(xs, runs)
+    if found is None:
+        return None
+    words, runs = found
+    tiles = -(-runs.number * _slots(runs) // _TOGETHER)
+    a_part = -(-tiles // min(tiles, _MOST_PARTS))
+    table = torch.empty((xs.shape[0], -(-tiles // a_part), 2), dtype=torch.int64, device=xs.device)
     constants = _constants(xs.dtype.itemsize * 8, nans)
-    kind = (kind + 2**63) % 2**64 - 2**63
     if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
-        hash_into(words, table, constants)
-        hashes: Tensor = hashes_of(table, kind)
-        return hashes
+        hash_into(words, table, constants, runs)
+        return table[:, 0] if table.shape[1] == 1 else hashes_of(table)
     with torch.cuda.device(xs.device if xs.is_cuda else -1):
-        _hash(words, table, constants, False)
-        return _finish(table, kind, False)
+        _hash(words, table, constants, runs, False)
+        return table[:, 0] if table.shape[1] == 1 else _finish(table, False)
 
 
-def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -> list[Tensor]:
+def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> list[Tensor]:
     """Return the state of `Digest` after observations with these hashes, in order. One launch.
 
     Args:
-        hashes: int64 [rows].
+        hashes: int64 [rows, 2].
         state: digest, factor and observations before, or nothing.
-        factor: the base of the polynomial.
+        factor: the base of the polynomial, two words.
         power: of it, for so many observations.
     """
+    factor, power = _signed(factor), _signed(power)
     if type(hashes) is not Tensor:
         found: list[Tensor] = digest_after(hashes, state, factor, power)
         return found
@@ -62,78 +73,118 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -
 
 
 @triton_op("reducers::absorb_hashes", mutates_args={})
-def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int) -> List[Tensor]:  # noqa: UP006
+def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> List[Tensor]:  # noqa: UP006
     """Return what `absorbed` does. One launch."""
     return _absorb(hashes, state, factor, power, True)
 
 
 @triton_op("reducers::hash_parts", mutates_args={"table"})
-def hash_into(words: Tensor, table: Tensor, constants: Sequence[int]) -> None:
-    """Write the sums of the hashes of parts of tensors, words of 64 bits, into a table, int64 [rows, parts]. One launch."""
-    _hash(words, table, constants, True)
+def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], runs: Sequence[int]) -> None:
+    """Write the sums of parts of tensors, words of 64 bits, into a table, int64 [rows, parts, 2]. One launch."""
+    _hash(words, table, constants, runs, True)
 
 
 @triton_op("reducers::finish_hashes", mutates_args={})
-def hashes_of(table: Tensor, kind: int) -> Tensor:
-    """Return the hashes of tensors from those of their parts: int64 [rows]. One launch."""
-    return _finish(table, kind, True)
+def hashes_of(table: Tensor) -> Tensor:
+    """Return the sums of tensors from those of their parts: int64 [rows, 2]. One launch."""
+    return _finish(table, True)
 
 
-def _words(xs: Tensor) -> Tensor:
-    """Return the bits of tensors as int64 [rows, words]; zeros fill up the last."""
+def _words(xs: Tensor, runs: Runs) -> tuple[Tensor, Runs] | None:
+    """Return the bits of tensors as words, int64 [rows, words of all runs], and the runs in words; None if they are not words.
+
+    Zeros fill up the first and the last word of each run. They add nothing.
+    """
     rows, size = xs.shape[0], xs.dtype.itemsize
-    bits = xs.contiguous().reshape(rows, xs.numel() // rows)
+    a_word = 8 // size
+    if runs.number > 1 and runs.stride % a_word:
+        return None
+    bits = xs.contiguous().reshape(rows, runs.number, runs.length)
     bits = bits.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    missing = -bits.shape[1] % (8 // size)
-    if missing:
-        bits = pad(bits, (0, missing))
+    before = runs.start % a_word
+    after = -(before + runs.length) % a_word
+    if before or after:
+        bits = pad(bits, (before, after))
     elif bits.storage_offset() * size % 8:
         bits = bits.clone()
-    return bits.view(torch.int64)
+    length = (before + runs.length + after) // a_word
+    return bits.view(torch.int64).reshape(rows, -1), Runs(runs.number, length, runs.start // a_word, runs.stride // a_word)
+
+
+def _slots(runs: Sequence[int]) -> int:
+    """Return in how many blocks a run has words at most."""
+    number, length, start, stride = runs
+    if number == 1:
+        return (start % _WORDS + length - 1) // _WORDS + 1
+    apart = math.gcd(_WORDS, start, stride)  # each run begins at a multiple of it
+    return (_WORDS - apart + length - 1) // _WORDS + 1
 
 
 def _constants(bits: int, nans: tuple[int, int, int]) -> list[int]:
-    """Return what the kernel is told of the NaNs in a word: masks of all elements, signed; zeros if there are none."""
+    """Return what the kernel is told of NaNs: of all elements of 32 bits, or of one of 64, and last the bits of an element.
+
+    All are signed. Zeros if there is no NaN.
+    """
     magnitude, highest, nan = nans
     if not magnitude:
         return [0] * 5
-    ones = sum(1 << place for place in range(0, 64, bits))
-    masks = (magnitude, magnitude - highest, magnitude + 1, nan)
-    return [*((mask * ones + 2**63) % 2**64 - 2**63 for mask in masks), bits]
+    ones = sum(1 << place for place in range(0, max(32, bits), bits))
+    return [*_signed(mask * ones for mask in (magnitude, magnitude - highest, magnitude + 1, nan)), bits]
 
 
-def _hash(words: Tensor, table: Tensor, constants: Sequence[int], traced: bool) -> None:
-    (rows, number), parts = words.shape, table.shape[1]
-    blocks = -(-number // _WORDS)
+def _signed(numbers: Iterable[int]) -> list[int]:
+    """Return integers below 2**64 as int64."""
+    return [(number + 2**63) % 2**64 - 2**63 for number in numbers]
+
+
+def _hash(words: Tensor, table: Tensor, constants: Sequence[int], runs: Sequence[int], traced: bool) -> None:
+    (rows, parts, _), (number, length, start, stride), a_run = table.shape, runs, _slots(runs)
+    slots = number * a_run
     magnitude, above, signs, nan = (one % 2**64 for one in constants[:4])
-    launching.launcher(hash_parts, traced)[(parts, rows, 1)](
+    even = (start, *((stride,) if number > 1 else ()), *((length,) if rows * number > 1 else ()))
+    launching.launcher(hash_parts, traced)[(rows * parts, 1, 1)](
         words,
         table,
+        parts,
+        -(-slots // (_TOGETHER * parts)),
+        slots,
         number,
-        blocks,
-        -(-blocks // (_TOGETHER * parts)),
+        length,
+        start,
+        stride,
+        a_run,
         MAGNITUDE=magnitude,
         ABOVE=above,
         SIGNS=signs,
-        NANS=nan,
+        NAN=nan,
         BITS=constants[4],
-        ONE_ROW=rows == 1,
+        RUNS=number > 1,
+        PAIRS=all(one % 2 == 0 for one in even),
         TOGETHER=_TOGETHER,
         WORDS=_WORDS,
         num_warps=_WARPS,
     )
 
 
-def _finish(table: Tensor, kind: int, traced: bool) -> Tensor:
-    rows, parts = table.shape
-    hashes = torch.empty(rows, dtype=torch.int64, device=table.device)
-    launching.launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, kind, BLOCK=_JOINED, num_warps=_WARPS)
+def _finish(table: Tensor, traced: bool) -> Tensor:
+    rows, parts, _ = table.shape
+    hashes = torch.empty((rows, 2), dtype=torch.int64, device=table.device)
+    launching.launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, BLOCK=_JOINED, num_warps=_WARPS)
     return hashes
 
 
-def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: int, power: int, traced: bool) -> list[Tensor]:
-    results = [torch.empty((), dtype=torch.int64, device=hashes.device) for _ in range(3)]
+def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int], traced: bool) -> list[Tensor]:
+    results = [torch.empty(shape, dtype=torch.int64, device=hashes.device) for shape in ((2,), (2,), ())]
     launching.launcher(absorb, traced)[(1, 1, 1)](
-        hashes, *results, *(state or (None,) * 3), hashes.shape[0], power, FACTOR=factor, STATE=len(state) > 0, num_warps=1
+        hashes,
+        *results,
+        *(state or (None,) * 3),
+        hashes.shape[0],
+        *power,
+        FACTOR=factor[0],
+        OTHER_FACTOR=factor[1],
+        STATE=len(state) > 0,
+        BLOCK=_ABSORBED,
+        num_warps=1,
     )
     return results

@@ -16,98 +16,201 @@ __all__ = ["join_parts", "make_signs", "sketch_parts"]
 FACTS = tl.constexpr(5)
 
 
-@triton.jit(do_not_specialize=["number"])
-def make_signs(signs, turns, number, BUCKETS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write how far each block of elements is turned, int32, and the signs of what it adds to each 64 neighbouring buckets.
+@triton.jit
+def _block_of(slot, start, stride, a_run, BUCKETS: tl.constexpr, RUNS: tl.constexpr):
+    """Return the run of each slot, and where its block begins: from the begin of this run, which may be within the block."""
+    if RUNS:
+        run = slot // a_run
+        begin = start + run * stride
+        return run, (begin // BUCKETS + (slot - run * a_run)) * BUCKETS - begin
+    return slot * 0, slot * BUCKETS - start % BUCKETS
 
-    What these are added comes from the end of one group of 64 elements and from the begin of the next.
+
+@triton.jit(do_not_specialize=["slots", "length", "start", "stride", "a_run"])
+def make_signs(
+    signs,
+    turns,
+    origins,
+    slots,
+    length,
+    start,
+    stride,
+    a_run,
+    BUCKETS: tl.constexpr,
+    RUNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write of the block of each slot which of its elements is added to its first bucket, int32, and the signs of what it adds.
 
     Args:
-        signs: int64 [blocks, BUCKETS // 64], with `number` entries: bit i is set if what is added to bucket i of these is negative.
+        signs: int64 [slots, BUCKETS // 64]: bit i is set if what is added to bucket i of these 64 is negative.
+        origins: if there is more than one run, int64 [slots, 2]: where in the memory of a tensor the block begins, and the places of
+            it that are there, the first in the upper half of the word, and the one after the last in the lower.
+        slots, length, start, stride, a_run, RUNS: see `sketch_parts`.
     """
     GROUPS: tl.constexpr = BUCKETS // 64
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    block = place // GROUPS
-    group = (place % GROUPS).to(tl.int32)
-    turn = (mix(block.to(tl.uint64), 8) >> 33).to(tl.int32) & (BUCKETS - 1)
-    last = group - (turn >> 6)
-    first = block * GROUPS
-    word = mix((first + (last & (GROUPS - 1))).to(tl.uint64), 7)
-    before = mix((first + ((last - 1) & (GROUPS - 1))).to(tl.uint64), 7)
-    by = (turn & 63).to(tl.uint64)
-    word = (word << by) | ((before >> 1) >> (63 - by))
-    tl.store(signs + place, word.to(tl.int64, bitcast=True), mask=place < number)
-    tl.store(turns + block, turn, mask=(place < number) & (group == 0))
+    slot = place // GROUPS
+    group = place % GROUPS
+    start = start.to(tl.int64)
+    run, origin = _block_of(slot, start, stride, a_run, BUCKETS, RUNS)
+    block = (start + run * stride + origin) // BUCKETS
+    word = mix((block * GROUPS + group).to(tl.uint64), 7)
+    tl.store(signs + place, word.to(tl.int64, bitcast=True), mask=slot < slots)
+    turn = mix(block.to(tl.uint64), 8)
+    turn = ((((turn >> 32) * GROUPS) >> 32) * 64 + (turn & 63)).to(tl.int32)
+    is_first = (slot < slots) & (group == 0)
+    tl.store(turns + slot, turn, mask=is_first)
+    if RUNS:
+        tl.store(origins + slot * 2, run * length + origin, mask=is_first)
+        there = tl.maximum(-origin, 0) << 32 | tl.maximum(tl.minimum(length - origin, BUCKETS), 0)
+        tl.store(origins + slot * 2 + 1, there, mask=is_first)
 
 
-@triton.jit(do_not_specialize=["blocks", "tiles"])
+@triton.jit
+def _added_before(slot, length, start, stride, a_run, BUCKETS: tl.constexpr, RUNS: tl.constexpr):
+    """Return how many elements the slots before one have."""
+    run, origin = _block_of(slot, start, stride, a_run, BUCKETS, RUNS)
+    return run * length + tl.minimum(tl.maximum(origin, 0), length)
+
+
+@triton.jit
+def _places(turn, bucket, BUCKETS: tl.constexpr):
+    """Return the places of the elements of blocks that are added to each bucket."""
+    return ((bucket[None, :] + (turn & -64)[:, None]) & (BUCKETS - 1)) ^ (turn & 63)[:, None]
+
+
+@triton.jit
+def _read_some(x, signs, turns, origins, slot, stop, length, before, bucket, BUCKETS: tl.constexpr, RUNS: tl.constexpr):
+    """Return what is there of the blocks of slots, and 0 of what is not; which it is; and the signs, 32 in a word."""
+    is_slot = slot < stop
+    if RUNS:
+        origin = tl.load(origins + slot * 2, mask=is_slot, other=0)
+        there = tl.load(origins + slot * 2 + 1, mask=is_slot, other=0)
+        least = (there >> 32).to(tl.int32)
+        most = there.to(tl.int32)
+    else:
+        origin = slot * BUCKETS - before
+        least = tl.maximum(-origin, 0).to(tl.int32)
+        most = tl.where(is_slot, tl.minimum(length - origin, BUCKETS), 0).to(tl.int32)
+    place = _places(tl.load(turns + slot, mask=is_slot, other=0), bucket, BUCKETS)
+    there = (place >= least[:, None]) & (place < most[:, None])
+    half = tl.load(signs + (slot * (BUCKETS // 32))[:, None] + (bucket >> 5)[None, :], mask=is_slot[:, None], other=0)
+    return tl.load(x + origin[:, None] + place, mask=there, other=0), there, half
+
+
+@triton.jit
+def _with_added(sums, power, value, half, bucket):
+    """Return the sums of each bucket, and of the squares, with what blocks add to them; `half` are signs, 32 in a word."""
+    wide = value.to(tl.float64)
+    negative = (half << (31 - (bucket & 31))[None, :]).to(tl.int64) & 0x80000000
+    signed = (wide.to(tl.int64, bitcast=True) ^ (negative << 32)).to(tl.float64, bitcast=True)
+    return sums + tl.sum(signed, 0), power + tl.sum(wide * wide, 0)
+
+
+@triton.jit(do_not_specialize=["parts", "tiles", "slots", "runs", "length", "start", "stride", "a_run"])
 def sketch_parts(
     x,
     signs,
     turns,
+    origins,
     table,
-    length,
-    blocks,
+    parts,
     tiles,
+    slots,
+    runs,
+    length,
+    start,
+    stride,
+    a_run,
     DOUBLE: tl.constexpr,
     INTEGER: tl.constexpr,
+    RUNS: tl.constexpr,
     TOGETHER: tl.constexpr,
     BUCKETS: tl.constexpr,
 ):
-    """Write sums and facts of part `program_id(0)` of tensor `program_id(1)`; `table` is float64 [rows, parts, BUCKETS + 5].
+    """Write sums and facts of a part of a tensor; `table` is float64 [rows, parts, BUCKETS + 5]. Each program has one part of one row.
+
+    Most are added as if all elements were finite. If the sum of the squares is not finite, they are added once more, with a look
+    at each element.
 
     Args:
-        x: contiguous; each tensor has `length` elements, one tensor after another.
-        signs, turns: what `make_signs` wrote.
-        blocks: of a tensor, each of `BUCKETS` elements, a power of two.
-        tiles: of a part; a tile is `TOGETHER` blocks.
+        x: all runs of a tensor, one after another, and one tensor after another.
+        signs, turns, origins: what `make_signs` wrote; `signs` as int32.
+        tiles: of a part; a tile is `TOGETHER` slots.
+        slots: of a tensor; a slot is a block of which a run may have elements. A block has `BUCKETS` elements, a power of two.
+        runs, length, start, stride: see `Runs` of `reducers/kernels/parts.py`.
+        a_run: slots of a run.
         DOUBLE: elements are numbers in float64, not in float32.
+        RUNS: whether there is more than one run.
     """
-    GROUPS: tl.constexpr = BUCKETS // 64
     NUMBER: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    here = tl.arange(0, TOGETHER)[:, None, None]
-    group = tl.arange(0, GROUPS)[None, :, None]
-    lane = tl.arange(0, 64)[None, None, :]
-    bucket = group * 64 + lane
-    row = tl.program_id(1).to(tl.int64)
-    begin = tl.program_id(0).to(tl.int64) * tiles * TOGETHER
-    stop = tl.minimum(begin + TOGETHER * tiles, blocks)
-    end = begin * 0 + length
-    sums = tl.zeros([TOGETHER, GROUPS, 64], tl.float64)
-    power = tl.zeros([TOGETHER, GROUPS, 64], tl.float64)
-    low = tl.full([TOGETHER, GROUPS, 64], float("inf"), NUMBER)
-    high = tl.full([TOGETHER, GROUPS, 64], float("-inf"), NUMBER)
-    others = tl.zeros([TOGETHER, GROUPS, 64], tl.int32)
-    for first in range(begin, stop, TOGETHER):
-        start = first * BUCKETS
-        elements = x + (row * length + start)
-        left = tl.minimum(end - start, TOGETHER * BUCKETS).to(tl.int32)
-        is_block = here < stop - first
-        turn = tl.load(turns + first + here, mask=is_block, other=0)
-        word = tl.load(signs + first * GROUPS + (here * GROUPS + group), mask=is_block, other=0)
-        offset = here * BUCKETS + ((bucket - turn) & (BUCKETS - 1))
-        there = offset < left
-        value = tl.load(elements + offset, mask=there, other=0).to(NUMBER)
+    number = tl.arange(0, TOGETHER)
+    bucket = tl.arange(0, BUCKETS)
+    begin = (tl.program_id(0) % parts).to(tl.int64) * tiles * TOGETHER
+    stop = tl.minimum(begin + tiles * TOGETHER, slots)
+    start = start.to(tl.int64)
+    length = length.to(tl.int64)
+    before = start % BUCKETS  # elements of the first block that are not there
+    x += tl.program_id(0) // parts * (length * runs)
+    all_there = _added_before(stop, length, start, stride, a_run, BUCKETS, RUNS)
+    all_there -= _added_before(begin, length, start, stride, a_run, BUCKETS, RUNS)
+    sums = tl.zeros([BUCKETS], tl.float64)
+    power = tl.zeros([BUCKETS], tl.float64)
+    low = tl.full([BUCKETS], float("inf"), NUMBER)
+    high = tl.full([BUCKETS], float("-inf"), NUMBER)
+    full = begin
+    if RUNS:
+        full_stop = stop
+        quick = all_there
+    else:  # first the tiles that are there as a whole
+        full += tl.where((begin == 0) & (before > 0), TOGETHER, 0)
+        some = tl.minimum(stop, (before + length) // BUCKETS) - begin
+        full_stop = tl.maximum(begin + some // TOGETHER * TOGETHER, full)
+        quick = (full_stop - full) * BUCKETS
+    for first in range(full, full_stop, TOGETHER):
+        if RUNS:
+            slot = first + number
+            value, there, half = _read_some(x, signs, turns, origins, slot, stop, length, before, bucket, BUCKETS, RUNS)
+            value = value.to(NUMBER)
+            low = tl.minimum(low, tl.min(tl.where(there, value, float("inf")), 0))
+            high = tl.maximum(high, tl.max(tl.where(there, value, float("-inf")), 0))
+        else:
+            place = _places(tl.load(turns + first + number), bucket, BUCKETS)
+            half = tl.load(signs + first * (BUCKETS // 32) + (number[:, None] * (BUCKETS // 32) + (bucket >> 5)[None, :]))
+            value = tl.load(x + (first * BUCKETS - before) + (number[:, None] * BUCKETS + place)).to(NUMBER)
+            low = tl.minimum(low, tl.min(value, 0))
+            high = tl.maximum(high, tl.max(value, 0))
+        sums, power = _with_added(sums, power, value, half, bucket)
+    again = (tl.sum(power, 0) < float("inf")) == 0
+    full_stop = tl.where(again, full, full_stop)
+    quick = tl.where(again, 0, quick)
+    sums = tl.where(again, 0.0, sums)
+    power = tl.where(again, 0.0, power)
+    low = tl.where(again, float("inf"), low)
+    high = tl.where(again, float("-inf"), high)
+    count = tl.zeros([BUCKETS], tl.int32)
+    SOME: tl.constexpr = TOGETHER // 2 if TOGETHER > 2 else 1
+    for first in range(begin, stop - (full_stop - full), SOME):
+        slot = tl.where(first < full, first, first + (full_stop - full)) + tl.arange(0, SOME)
+        value, there, half = _read_some(x, signs, turns, origins, slot, stop, length, before, bucket, BUCKETS, RUNS)
+        value = value.to(NUMBER)
         if not INTEGER:
-            finite = tl.abs(value) < float("inf")
-            others += tl.where(finite, 0, 1)  # outside of the tensor there are zeros
-            value = tl.where(finite, value, 0.0)
-            there = there & finite
-        low = tl.minimum(low, tl.where(there, value, float("inf")))
-        high = tl.maximum(high, tl.where(there, value, float("-inf")))
-        wide = value.to(tl.float64)
-        power += wide * wide
-        sums += tl.where((word >> lane.to(tl.int64)) & 1 == 1, -wide, wide)
+            there = there & (tl.abs(value) < float("inf"))
+            value = tl.where(there, value, 0.0)
+        count += tl.sum(there.to(tl.int32), 0)
+        low = tl.minimum(low, tl.min(tl.where(there, value, float("inf")), 0))
+        high = tl.maximum(high, tl.max(tl.where(there, value, float("-inf")), 0))
+        sums, power = _with_added(sums, power, value, half, bucket)
 
-    to = table + (row * tl.num_programs(0) + tl.program_id(0)) * (BUCKETS + FACTS)
-    tl.store(to + tl.arange(0, BUCKETS), tl.reshape(tl.sum(sums, 0), [BUCKETS]))
-    left_out = tl.sum(tl.sum(tl.sum(others, 2), 1), 0)
-    read = tl.minimum(stop * BUCKETS, end) - begin * BUCKETS
-    tl.store(to + BUCKETS, (read - left_out).to(tl.float64))
-    tl.store(to + BUCKETS + 1, left_out.to(tl.float64))
-    tl.store(to + BUCKETS + 2, tl.sum(tl.sum(tl.sum(power, 2), 1), 0))
-    tl.store(to + BUCKETS + 3, tl.min(tl.min(tl.min(low, 2), 1), 0).to(tl.float64))
-    tl.store(to + BUCKETS + 4, tl.max(tl.max(tl.max(high, 2), 1), 0).to(tl.float64))
+    finite = quick + tl.sum(count, 0)
+    to = table + tl.program_id(0).to(tl.int64) * (BUCKETS + FACTS)
+    tl.store(to + bucket, sums)
+    tl.store(to + BUCKETS, finite.to(tl.float64))
+    tl.store(to + BUCKETS + 1, (all_there - finite).to(tl.float64))
+    tl.store(to + BUCKETS + 2, tl.sum(power, 0))
+    tl.store(to + BUCKETS + 3, tl.min(low, 0).to(tl.float64))
+    tl.store(to + BUCKETS + 4, tl.max(high, 0).to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["parts", "buckets"])
