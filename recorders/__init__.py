@@ -1,5 +1,8 @@
 """Records what happens inside PyTorch networks: monitors capture tensors, reducers reduce them, recordings keep the results."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from recorders.capture.calls import Call
 from recorders.capture.channels import channel_axis, register_channel_axis
 from recorders.capture.layouts import register_layouts
@@ -51,22 +54,24 @@ from recorders.recordings.storage.tools import merge, repair, verify
 from recorders.schedule.clock import Clock
 from recorders.streams.dataset import StreamDataset
 from recorders.streams.stream import Stream
-from recorders.watch import lenses, presets, visualizers
-from recorders.watch.compare import compare
-from recorders.watch.diagnosis.checkup import Checkup
-from recorders.watch.diagnosis.findings import findings
-from recorders.watch.diagnosis.learned import Learned, learn
-from recorders.watch.divergence.bisecting import bisect
-from recorders.watch.divergence.repeating import repeat
-from recorders.watch.divergence.result import Divergence
-from recorders.watch.divergence.runs.answer import RunDivergence
-from recorders.watch.divergence.runs.search import divergence
-from recorders.watch.divergence.runs.steps import bisect_steps
-from recorders.watch.inspector import Inspector
-from recorders.watch.overview import overview
-from recorders.watch.replay import replay
-from recorders.watch.timeline import Timeline
 from reducers import __version__ as __version__
+
+if TYPE_CHECKING:
+    from recorders.watch import lenses, presets, visualizers
+    from recorders.watch.compare import compare
+    from recorders.watch.diagnosis.checkup import Checkup
+    from recorders.watch.diagnosis.findings import findings
+    from recorders.watch.diagnosis.learned import Learned, learn
+    from recorders.watch.divergence.bisecting import bisect
+    from recorders.watch.divergence.repeating import repeat
+    from recorders.watch.divergence.result import Divergence
+    from recorders.watch.divergence.runs.answer import RunDivergence
+    from recorders.watch.divergence.runs.search import divergence
+    from recorders.watch.divergence.runs.steps import bisect_steps
+    from recorders.watch.inspector import Inspector
+    from recorders.watch.overview import overview
+    from recorders.watch.replay import replay
+    from recorders.watch.timeline import Timeline
 
 __all__ = [
     "Attached",
@@ -147,3 +152,38 @@ __all__ = [
     "verify",
     "visualizers",
 ]
+
+_WATCHING = {
+    "Checkup": "recorders.watch.diagnosis.checkup",
+    "Divergence": "recorders.watch.divergence.result",
+    "Inspector": "recorders.watch.inspector",
+    "Learned": "recorders.watch.diagnosis.learned",
+    "RunDivergence": "recorders.watch.divergence.runs.answer",
+    "Timeline": "recorders.watch.timeline",
+    "bisect": "recorders.watch.divergence.bisecting",
+    "bisect_steps": "recorders.watch.divergence.runs.steps",
+    "compare": "recorders.watch.compare",
+    "divergence": "recorders.watch.divergence.runs.search",
+    "findings": "recorders.watch.diagnosis.findings",
+    "learn": "recorders.watch.diagnosis.learned",
+    "lenses": "recorders.watch.lenses",
+    "overview": "recorders.watch.overview",
+    "presets": "recorders.watch.presets",
+    "repeat": "recorders.watch.divergence.repeating",
+    "replay": "recorders.watch.replay",
+    "visualizers": "recorders.watch.visualizers",
+}
+"""Where the names are that watch and compare trainings: a third of the package, which loads when the first of them is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WATCHING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_WATCHING[name])
+    found = module if name in ("lenses", "presets", "visualizers") else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,36 @@
+"""What `import recorders` loads, and what it leaves until somebody asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import recorders
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that are loaded in a new process after this code."""
+    code = f"{code}\nimport sys\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_what_watches_trainings_loads_when_it_is_asked_for() -> None:
+    before, after = loaded("import recorders"), loaded("import recorders; recorders.Inspector")
+    assert not [
+        name for name in before if name.startswith(("recorders.watch", "recorders.cli", "torch._dynamo", "torch._inductor"))
+    ]
+    assert "recorders.watch.inspector" in after
+
+
+@pytest.mark.parametrize("name", recorders.__all__)
+def test_every_public_name_is_there_and_listed(name: str) -> None:
+    found = getattr(recorders, name)
+    assert name in dir(recorders)
+    assert getattr(found, "__name__", name).rpartition(".")[2] in (name, "Cell") or name.isupper()
+
+
+def test_an_unknown_name_is_an_error_of_the_module() -> None:
+    with pytest.raises(AttributeError, match="module 'recorders' has no attribute 'Inspecter'"):
+        _ = recorders.Inspecter  # type: ignore[attr-defined]
