@@ -37,7 +37,7 @@ class MonitorOptions(TypedDict, total=False):
             are operands, it gets the first ones. If it takes `module` or `name` by keyword only (`lambda x, *, name: ...`), it gets
             the module, or the name of the subrecorder. A function of PyTorch or NumPy gets as many as it needs: `torch.abs` one,
             `torch.sub` two; one in C that does not say gets all, and fewer if that is a TypeError. All hold for `map_` and `op_`.
-        map_: called with the operands; returns the tuple of tensors that the reducer gets.
+        map_: called with the operands; returns the tensor that the reducer gets, or the tuple of tensors if it takes several.
         op_: called with the operands if `map_` is None; returns the tensor, the number, or the nested tensors
             that the reducer gets.
         given: the name of a value of `Recorder.given`, such as "mask", or several: the reducer gets them after the tensor, in this
@@ -56,7 +56,7 @@ class MonitorOptions(TypedDict, total=False):
     every_step: int
     every: int
     filter_: Callable[..., bool] | None
-    map_: Callable[..., tuple[Tensor, ...]] | None
+    map_: Callable[..., Tensor | tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
     given: str | Sequence[str]
     on_error: OnError

@@ -82,7 +82,7 @@ class Observer:
         self.gate, self.buffer = Gate(options), self.buffer_class(self.reducer)
         self.name, self.hooks, self.context = "", Attachment(), BatchContext()
         self.filter_: Callable[..., bool] | None = options["filter_"]
-        self.map_: Callable[..., tuple[Tensor, ...]] | None = options["map_"]
+        self.map_: Callable[..., Tensor | tuple[Tensor, ...]] | None = options["map_"]
         self.op_: Callable[..., Any] | None = options["op_"]
         self.given: tuple[str, ...] = options["given"]
         self.on_error: OnError = options["on_error"]
@@ -375,12 +375,16 @@ def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
 
     Raises:
         NothingToRecordError: that is None, or holds no numbers.
-        OperandError: `map_` returned no tuple of tensors, or there is no tensor at all.
+        OperandError: `map_` returned no tensors, or there is no tensor at all.
     """
     if monitor.map_ is not None:
         mapped = call(monitor.map_, operands, monitor)
+        mapped = (mapped,) if isinstance(mapped, Tensor) else mapped
         if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
-            raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
+            raise OperandError(
+                "map_ must return a tensor, or a tuple of the tensors that the reducer gets, such as (x, weights); it returned "
+                f"{type(mapped).__name__}"
+            )
         return {"": tuple(plain_or_spread(x) for x in mapped)}
     value = monitor._default(*operands) if monitor.op_ is None else as_operands(call(monitor.op_, operands, monitor))
     if type(value) is Tensor and not monitor.dry_run and is_plain_moment(value) and not value.is_meta:  # as nearly always

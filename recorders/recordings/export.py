@@ -20,9 +20,9 @@ __all__ = ["COLUMNS", "Backend", "ExportedLeaves", "ExportedNames", "Row", "as_d
 
 Backend: TypeAlias = Literal["pandas", "polars"]
 Row: TypeAlias = "tuple[str, str, str, str, float]"
-_Block: TypeAlias = "tuple[str, str, str, list[str], list[float]]"
+_Block: TypeAlias = "tuple[str, str, str, list[tuple[int, ...]], list[float]]"
 
-COLUMNS = {"name": "string", "leaf": "string", "statistic": "string", "index": "string", "value": "float64"}
+COLUMNS = {"name": "string", "leaf": "string", "statistic": "string", "index": "Int64", "value": "float64"}
 """The columns of the table of a recording, with their kinds, by the names that pandas has for them."""
 
 _BLOCK = 100_000  # numbers converted at once
@@ -74,7 +74,8 @@ class ExportedNames(Mapping[str, Any]):
         """A data frame with one number in each row, in the columns name, leaf, statistic, index and value.
 
         `leaf` is the path of the tensor in a nested operand, else ""; `statistic` is the path in the result, such as "mean", or ""
-        if it is one tensor. `index` is the place in it, such as "3" or "0,2", or "" for a single number. Values are float64:
+        if it is one tensor. `index` is the place in it, a whole number, missing of a single number; of results with more axes
+        the columns index_1, index_2 and so on follow, with the places along these. Values are float64:
         booleans are 0 and 1, complex numbers have the statistics "x.real" and "x.imag". Arrow, Parquet and CSV are written by the
         frame itself.
 
@@ -148,7 +149,7 @@ def rows(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Ite
     """The rows of `to_frame`, of all names or of some: one subrecorder after the other, as a recording may be large."""
     for name, leaf, label, places, values in _blocks(recorded, names):
         for place, value in zip(places, values, strict=True):
-            yield name, leaf, label, place, value
+            yield name, leaf, label, ",".join(map(str, place)), value
 
 
 def _blocks(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Iterator[_Block]:
@@ -168,12 +169,19 @@ def _blocks(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> 
 
 def _frame(blocks: Iterable[_Block], kinds: Mapping[str, str], backend: Backend | None) -> Any:
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    axes: list[list[int | None]] = [columns["index"]]
     for *labels, places, values in blocks:  # whole lists at once, because a call for each number takes most of the time
         for column, label in zip(columns.values(), labels, strict=False):
             column += [label] * len(values)
-        columns["index"] += places
+        along = [*zip(*places, strict=True)]  # places along each axis
+        axes += [[None] * len(columns["value"]) for _ in range(len(axes), len(along))]
+        for axis, column in enumerate(axes):
+            column += along[axis] if axis < len(along) else [None] * len(values)
         columns["value"] += values
-    return as_frame({name: columns[name] for name in kinds}, kinds, backend)
+    found = {name: columns[name] for name in kinds}
+    found |= {f"index_{number}": column for number, column in enumerate(axes[1:], 1)}
+    order = [name for name in found if name != "value"] + ["value"]
+    return as_frame({name: found[name] for name in order}, {name: kinds.get(name, "Int64") for name in order}, backend)
 
 
 def _arrays(recorded: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -198,12 +206,12 @@ def _datasets(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)  # the statistics of one result have one shape
-def _places(shape: tuple[int, ...], start: int, count: int) -> list[str]:
-    """The places of some elements of a tensor, in the order of memory, such as "0,2"."""
+def _places(shape: tuple[int, ...], start: int, count: int) -> list[tuple[int, ...]]:
+    """The places of some elements of a tensor, in the order of memory, such as (0, 2)."""
     if not shape:
-        return [""]
-    places = torch.stack(torch.unravel_index(torch.arange(start, start + count, device="cpu"), shape), dim=1)
-    return [",".join(map(str, place)) for place in places.tolist()]
+        return [()]
+    along = torch.unravel_index(torch.arange(start, start + count, device="cpu"), shape)
+    return [*zip(*(axis.tolist() for axis in along), strict=True)]
 
 
 def as_frame(columns: Mapping[str, list[Any]], kinds: Mapping[str, str], backend: Backend | None) -> Any:

@@ -17,6 +17,7 @@ from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import most_nonfinite, require_state
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import StateError
+from reducers.samples.collect import Collect
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["PerObservation"]
@@ -31,13 +32,13 @@ class PerObservation(Reducer):
 
     `PerObservation(r, over)` updates `over` with `r.compute(r.update({}, *xs))`. If the result of `reducer` is a mapping, `over`
     reduces each of its tensors by itself. `over` gets a result with a new first axis of size 1, which stands for the observation:
-    `Collect()` lists the results, and `Moments("o c -> c")` keeps the channels of a result of shape `(c,)` apart.
+    `Collect()`, the default, lists the results, and `Moments("o c -> c")` keeps the channels of a result of shape `(c,)` apart.
 
     An observation is what one update gets, such as a batch. So the result depends on how the data is cut into observations.
 
     Args:
         reducer: the statistic of one observation.
-        over: reduces the statistics of all observations.
+        over: reduces the statistics of all observations; by default lists them.
 
     Returns:
         the result of `over`; a mapping of such results if `reducer` returns a mapping.
@@ -46,9 +47,9 @@ class PerObservation(Reducer):
         ReducerTypeError: an argument is not a reducer instance.
 
     >>> import torch
-    >>> from reducers import Collect, Mean, Summary
+    >>> from reducers import Mean, Summary
     >>> batches = torch.tensor([1.0, 3.0]), torch.tensor([4.0, 4.0, 4.0, 4.0])
-    >>> listed, spread = PerObservation(Mean(), Collect()), PerObservation(Mean(), Summary())
+    >>> listed, spread = PerObservation(Mean()), PerObservation(Mean(), Summary())
     >>> states = {}, {}
     >>> for batch in batches:
     ...     states = listed.update(states[0], batch), spread.update(states[1], batch)
@@ -59,7 +60,7 @@ class PerObservation(Reducer):
     """
 
     reducer: Reducer
-    over: Reducer
+    over: Reducer = Collect()  # noqa: RUF009  # it is frozen
 
     def __post_init__(self) -> None:
         check_reducer(self.reducer, "PerObservation")

@@ -346,7 +346,7 @@ class Text(nn.Module):
 MISTAKES = [
     (nn.Identity(), {}, Mean("b c h w -> c"), "needs 4 axes"),
     (Text(), {}, Mean(), "no tensor to record in str"),
-    (nn.Identity(), {"map_": lambda o, i: o}, Mean(), "map_ must return a tuple of tensors"),
+    (nn.Identity(), {"map_": lambda o, i: [o]}, Mean(), "map_ must return a tensor, or a tuple"),
     (nn.Identity(), {"op_": lambda o, i, more: o}, Mean(), "positional argument"),
     (nn.Identity(), {"filter_": lambda o, i: o.nothing}, Mean(), "nothing"),
     (nn.Identity(), {"condition": lambda: 1 / 0}, Mean(), "division by zero"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -46,17 +45,19 @@ def test_frames_have_one_number_in_each_row(recorded: Any, backend: Any) -> None
     with pytest.warns(RecordingWarning, match=r"'group/0.layer': integers of 'its result' beyond 2\*\*53"):
         frame = recorded.to_frame(backend)
     assert isinstance(frame, library.DataFrame)
-    assert list(frame.columns) == ["name", "leaf", "statistic", "index", "value"]
-    rows = [tuple(row) for row in (frame.itertuples(index=False) if backend == "pandas" else frame.iter_rows())]
-    assert rows[0] == ("", "", "", "", 0.1)
-    assert [row[3:] for row in rows if row[0] == "whole" and math.isfinite(row[4])] == [("0,0", 1.5)]
+    assert list(frame.columns) == ["name", "leaf", "statistic", "index", "index_1", "value"]
+    assert [str(frame[name].dtype) for name in ("index", "index_1")] == ["Int64", "Int64"]
+    filled = frame.astype(object).where(frame.notna(), None) if backend == "pandas" else frame
+    rows = [tuple(row) for row in (filled.itertuples(index=False) if backend == "pandas" else filled.iter_rows())]
+    assert rows[0] == ("", "", "", None, None, 0.1)
+    assert [row[3:] for row in rows if row[0] == "whole" and row[5] == 1.5] == [(0, 0, 1.5)]
     assert sum(row[0] == "whole" for row in rows) == 4
-    assert [row[1:] for row in rows if row[1] == "hidden"] == [("hidden", "", "0", 1.0), ("hidden", "", "1", 0.0)]
+    assert [row[1:] for row in rows if row[1] == "hidden"] == [("hidden", "", 0, None, 1.0), ("hidden", "", 1, None, 0.0)]
     assert [row[2:] for row in rows if row[0] == "complex"] == [
-        ("real", "0", 1.0),
-        ("real", "1", 3.0),
-        ("imag", "0", -2.0),
-        ("imag", "1", 1.0),
+        ("real", 0, None, 1.0),
+        ("real", 1, None, 3.0),
+        ("imag", 0, None, -2.0),
+        ("imag", 1, None, 1.0),
     ]
     assert {row[0] for row in rows} == {"", "whole", "group/0.layer", "complex", "half"}
 
@@ -67,7 +68,7 @@ def test_frames_take_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pandas" else found(name, *rest))
     made = Recorder(loss=CallMonitor(Mean())).push("loss", 0.5)
     assert isinstance(made.to_frame(), polars.DataFrame)
-    assert made.to_frame().write_csv() == 'name,leaf,statistic,index,value\nloss,"","","",0.5\n'
+    assert made.to_frame().write_csv() == 'name,leaf,statistic,index,value\nloss,"","",,0.5\n'
     with pytest.raises(ValueError, match="choose 'pandas' or 'polars'"):
         made.to_frame("arrow")  # type: ignore[arg-type]
     monkeypatch.setitem(__import__("sys").modules, "xarray", None)
