@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -15,8 +16,12 @@ from recorders.capture.switching import hook_of, remove
 from recorders.graphs.caching import content_of
 from recorders.graphs.sinks import new_spec_key
 
+if TYPE_CHECKING:
+    from recorders.monitors.constructor import MonitorConstructor
+
 __all__ = ["Attachment", "TraceSpec", "leave_clock", "name_of_hook", "renew_spec"]
 
+_FUNCTIONS = frozenset({"condition", "filter_", "map_", "op_"})
 _specs: weakref.WeakValueDictionary[Any, TraceSpec] = weakref.WeakValueDictionary()
 
 
@@ -102,16 +107,30 @@ def _find_spec(monitor: Any) -> TraceSpec:
     """The compiler guards everything that it reads. If it read the monitors themselves, each would cost a graph."""
     chooses_steps = monitor.gate.chooses_steps
     clock = monitor._clock if chooses_steps else None
-    key, spec = (monitor.constructor, monitor.attr, chooses_steps, id(clock)), None
+    recipe = _without_functions(monitor.constructor)
+    key, spec = (recipe, monitor.attr, chooses_steps, id(clock)), None
     with suppress(TypeError):  # an argument has no hash
         spec = _specs.get(key)
     if spec is None:
-        made = monitor.constructor(monitor.attr)
+        made = recipe(monitor.attr)
         made.gate.chooses_steps, made._clock = chooses_steps, clock
         spec = TraceSpec(made)
         with suppress(TypeError):
             _specs[key] = spec
     return spec
+
+
+def _without_functions(recipe: MonitorConstructor[Any]) -> MonitorConstructor[Any]:
+    """The recipe with one function in place of all that the user gave: a graph asks whether there are any, and calls none itself.
+
+    Specs are found from everywhere, so with such a function they would keep the net that it refers to.
+    """
+    options = ((name, _not_called if name in _FUNCTIONS and value is not None else value) for name, value in recipe.options)
+    return replace(recipe, options=tuple(options))
+
+
+def _not_called(*operands: Any) -> Any:
+    raise AssertionError("a spec records nothing")
 
 
 def renew_spec(monitor: Any) -> None:
