@@ -1,6 +1,6 @@
 """Compiles the GPU kernels for several architectures, without a GPU: registers, spilled bytes and shared memory of each.
 
-Of the sweep, also the instructions that an element takes, read in the machine code of an NVIDIA GPU.
+Of those that read tensors, also the instructions that an element takes, read in the machine code of an NVIDIA GPU.
 
 Run, with `pip install '.[gpu-tests]'`: python benchmarks/kernels.py [--all]
 """
@@ -53,7 +53,7 @@ BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5
 BEST = {"TopK(k=10)": 10, "TopK(k=32)": 32}
 HASHED = {"Digest": 0, "Sketch": 256, "Sketch(k=4096)": 4096}
 """The number of sums; 0 for hashes."""
-
+HASHED |= {f"{name}, of parts": buckets for name, buckets in HASHED.items()}
 
 MASKED = {f"{name}, masked": name for name in FAMILIES}
 WEIGHTED = {"WeightedMean": ("nonfinite", "weight", "sum"), "WeightedMoments": ("nonfinite", "weight", "squares", "mean", "m2")}
@@ -163,12 +163,14 @@ def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: i
 
 
 def hash_launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> None:
-    """Of a whole tensor, or if an axis is kept of stacked ones."""
+    """Of a whole tensor, or if an axis is kept of stacked ones; or of the second half of each of 64 rows."""
     xs = x[None] if len(axes) == x.ndim else x[: 1 << 10]
+    length = xs[0].numel()
+    runs = Runs(64, length // 64, length // 64, length // 32) if reducer.endswith("of parts") else Runs(1, length)
     if k := HASHED[reducer]:
-        sketch.sketched(xs, k, Runs(1, xs[0].numel()))
+        sketch.sketched(xs, k, runs)
     else:
-        hashes = digest.hashed(xs, Runs(1, xs[0].numel()), NANS.get(x.dtype, (0, 0, 0)))
+        hashes = digest.hashed(xs, runs, NANS.get(x.dtype, (0, 0, 0)), (1 << 62, 1 << 61))
         assert hashes is not None
         state = [torch.empty(shape, dtype=torch.int64, device="meta") for shape in ((2,), (2,), ())]
         digest.absorbed(hashes, state, (2**60 + 3, 2**60 + 7), (2**60 + 5, 2**60 + 9))
@@ -245,22 +247,37 @@ def spills_in_loops(binary: Any) -> int:
     return sum(bool(re.search(r"\b(?:LDL|STL)\b", line)) for loop in found for line in loop)
 
 
-def of_an_element(kernel: Any, arguments: dict[str, Any], target: str = "sm_90") -> dict[str, Any]:
-    """What the sweep takes for an element of a full tile: instructions, the bytes of its widest load, and barriers in any loop."""
-    return _of_an_element(compiled(kernel, dict(arguments), TARGETS[target]), arguments)
+def of_an_element(kernel: Any, arguments: dict[str, Any], dtype: torch.dtype, target: str = "sm_90") -> dict[str, Any]:
+    """What a kernel takes for an element of a full tile: instructions, the bytes of its widest load, and barriers in any loop."""
+    return _of_an_element(compiled(kernel, dict(arguments), TARGETS[target]), arguments, dtype)
 
 
-def _of_an_element(binary: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
-    found = loops(machine_code(binary))
+def _of_an_element(binary: Any, constants: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    code = machine_code(binary)
+    found = loops(code)
     loads = re.compile(r"\bLDG\.E(?:\.\w+)*?(?:\.(128|64))?\b(?!\.)")
-    # What reads a whole tile is the loop with the most loads; its branches all count as taken.
-    quick = max(found, key=lambda loop: (sum("LDG" in line for line in loop), len(loop)))
+
+    def most_loads(loop: list[str]) -> tuple[int, int]:
+        return sum("LDG" in line for line in loop), len(loop) if "UNROLL" in constants else -len(loop)
+
+    # What reads a whole tile is the loop with the most loads; its branches all count as taken. Kernels that hash have a second one
+    # for tiles that are not whole, which is longer.
+    quick = max(found, key=most_loads)
     widths = [int(load[1] or 32) // 8 for line in quick if (load := loads.search(line))]
     return {
-        "instructions an element": len(quick) / (constants["UNROLL"] * constants["VECTOR"]),
+        "instructions an element": len(quick) / _elements_of_a_thread(constants, dtype),
         "bytes of a load": max(widths),
         "barriers in loops": sum("BAR" in line for loop in found for line in loop if len(loop) > 1),
     }
+
+
+def _elements_of_a_thread(constants: Mapping[str, Any], dtype: torch.dtype) -> int:
+    """How many elements of a tile a thread has."""
+    if "UNROLL" in constants:
+        return int(constants["UNROLL"] * constants["VECTOR"])
+    if "WORDS" in constants:
+        return int(constants["TOGETHER"] * constants["WORDS"] * 8 // dtype.itemsize // (32 * constants["num_warps"]))
+    return int(constants["TOGETHER"] * constants["BUCKETS"] // (32 * constants["num_warps"]))
 
 
 def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable[str], targets: Iterable[str]) -> Iterator[Row]:
@@ -269,7 +286,7 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
         x, axes = layouts(dtype)[layout]
         for name, kernel, arguments in launches(x, axes, reducer):
             binary = compiled(kernel, dict(arguments), TARGETS[target])
-            element = _of_an_element(binary, arguments) if counts_elements(name, reducer, dtype, target) else {}
+            element = _of_an_element(binary, arguments, dtype) if counts_elements(name, reducer, dtype, target) else {}
             found = {**resources(binary), "spills in loops": spills_in_loops(binary), **element}
             of = {
                 "kernel": name,
@@ -283,7 +300,8 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 
 def counts_elements(kernel: str, reducer: str, dtype: torch.dtype, target: str) -> bool:
     """Whether instructions are counted: of tiles that are read quickly, which those under a mask are not."""
-    return kernel == "sweep" and target == "sm_90" and reducer in FAMILIES and dtype in COMMON
+    quickly = (kernel == "sweep" and reducer in FAMILIES) or kernel in ("hash_parts", "sketch_parts")
+    return quickly and target == "sm_90" and dtype in COMMON
 
 
 def usual_rows() -> Iterator[Row]:

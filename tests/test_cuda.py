@@ -32,7 +32,21 @@ from gpu_timing import kernels_of, without_waits
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder, RecordingWarning, load
 from recorders._torch import CAPTURES_IN_GRAPHS
-from reducers import Covariance, Histogram, Mean, Norm, Product, Reducer, Statistic, Summary, WeightedMean, WeightedMoments
+from reducers import (
+    Covariance,
+    Digest,
+    Histogram,
+    Mean,
+    Norm,
+    Product,
+    Reducer,
+    Sketch,
+    Statistic,
+    Summary,
+    TensorPart,
+    WeightedMean,
+    WeightedMoments,
+)
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it products of matrices are not deterministic on a GPU
 
@@ -114,6 +128,28 @@ def test_every_dtype_gives_what_it_gives_on_the_cpu(case: Case, dtype: torch.dty
     laws.close(back(case.reducer.compute(state)), back(case.reducer.compute(laws.run(case.reducer, xs))), rtol=1e-6, atol=1e-6)
     again = laws.run(case.reducer, there(xs, device))
     laws.same_bits(state, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "not finite"])
+@pytest.mark.parametrize(("axis", "at"), [(0, 7), (1, 8), (1, 33), (2, 192), (2, 333)])
+def test_parts_join_to_what_the_whole_gives_on_the_cpu(
+    axis: int, at: int, kind: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    shape = (16, 96, 768)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(axis)).abs()
+    if kind == "not finite":
+        x.view(-1)[::1001], x.view(-1)[5::1003] = torch.nan, -torch.inf
+    x = x.nan_to_num(0, 0, 0).to(dtype) if not dtype.is_floating_point else x.to(dtype)
+    parts = [
+        (TensorPart(shape, tuple(start * (one == axis) for one in range(3))), x.narrow(axis, start, size).to(device))
+        for start, size in ((0, at), (at, shape[axis] - at))
+    ]
+    digest, sketch = Digest(), Sketch()
+    one, other = (digest.of_part(part).update({}, piece) for part, piece in parts)
+    laws.same_bits(back(digest.join_parts(one, other)), back(digest.update({}, x)))
+    one, other = (sketch.of_part(part).update({}, piece) for part, piece in parts)
+    laws.close(back(sketch.merge(one, other)), back(sketch.update({}, x)), rtol=1e-12, atol=1e-9)
 
 
 WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {

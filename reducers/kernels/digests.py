@@ -88,9 +88,10 @@ def digests(xs: Tensor, part: TensorPart | None = None) -> list[int] | Tensor:
     xs = xs.resolve_conj().resolve_neg()
     if xs.is_complex():
         xs, part = torch.view_as_real(xs), part and TensorPart((*part.shape, 2), (*part.start, 0))
-    sums: list[int] | Tensor = kinds * xs.shape[0]
-    for piece, runs in runs_of(xs, part):
-        hashes = _hashed(piece, runs)
+    pieces = runs_of(xs, part)
+    sums = _hashed(*next(pieces), kinds)
+    for piece, runs in pieces:
+        hashes = _hashed(piece, runs, [0, 0])
         if isinstance(hashes, Tensor):
             sums = hashes + (sums if isinstance(sums, Tensor) else _signed(sums, xs.device).view(-1, 2))
         else:
@@ -143,17 +144,20 @@ def _kinds(code: int, shape: tuple[int, ...]) -> list[int]:
     return [mixed(kind, 5), mixed(kind, 6)]
 
 
-def _hashed(xs: Tensor, runs: Runs) -> list[int] | Tensor:
-    """Return the sums of what is added by tensors that are not complex; see `digests`."""
+def _hashed(xs: Tensor, runs: Runs, kinds: list[int]) -> list[int] | Tensor:
+    """Return the sums of what is added by tensors that are not complex, and of two numbers, their kinds; see `digests`."""
     nans = NANS.get(xs.dtype, _NONE)
     kernels = found(DIGESTS, xs.device)
-    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, runs, nans)
+    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, runs, nans, kinds)
     if hashes is not None:
         return hashes
     looped = _looped(xs, runs, nans) if xs.device.type == "cpu" else None
     if looped is not None:
-        return looped
-    return _of_words(xs) if runs.number == 1 and runs.start == 0 else _of_elements(xs, runs)
+        return [(one + kind) % 2**64 for one, kind in zip(looped, kinds * xs.shape[0], strict=True)]
+    sums = _of_words(xs) if runs.number == 1 and runs.start == 0 else _of_elements(xs, runs)
+    # Each number by itself: a GPU would have to wait for a tensor of them.
+    signed = [(kind + 2**63) % 2**64 - 2**63 for kind in kinds]
+    return torch.stack([one + kind for one, kind in zip(sums.unbind(1), signed, strict=True)], dim=1)
 
 
 def _looped(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> list[int] | None:

@@ -25,16 +25,16 @@ _ABSORBED = 1 << 7  # hashes that are absorbed at once
 _WARPS = 4
 
 
-def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> Tensor | None:
+def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int], kinds: Sequence[int]) -> Tensor | None:
     """Return the two sums of each of several tensors, stacked along the first axis, none of which is empty: int64 [rows, 2].
 
-    Two launches, or one if the tensors are small. Tensors whose bytes do not fill words of 64 bits, or do not begin at one, are copied
-    before.
+    Two launches, or one if the tensors are small. What does not fill words of 64 bits, or does not begin at one, is copied before.
 
     Args:
         xs: not complex.
         runs: of each tensor.
         nans: see `NANS` of `reducers.kernels.digests`; zeros if there is no NaN to replace.
+        kinds: what is added to the two sums of each tensor.
 
     Returns:
         None if runs begin at different bytes of a word.
@@ -46,12 +46,12 @@ def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> Tensor | None:
     tiles = -(-runs.number * _slots(runs) // _TOGETHER)
     a_part = -(-tiles // min(tiles, _MOST_PARTS))
     table = torch.empty((xs.shape[0], -(-tiles // a_part), 2), dtype=torch.int64, device=xs.device)
-    constants = _constants(xs.dtype.itemsize * 8, nans)
+    constants, kinds = _constants(xs.dtype.itemsize * 8, nans), _signed(kinds)
     if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
-        hash_into(words, table, constants, runs)
+        hash_into(words, table, constants, kinds, runs)
         return table[:, 0] if table.shape[1] == 1 else hashes_of(table)
     with torch.cuda.device(xs.device if xs.is_cuda else -1):
-        _hash(words, table, constants, runs, False)
+        _hash(words, table, constants, kinds, runs, False)
         return table[:, 0] if table.shape[1] == 1 else _finish(table, False)
 
 
@@ -79,9 +79,9 @@ def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int],
 
 
 @triton_op("reducers::hash_parts", mutates_args={"table"})
-def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], runs: Sequence[int]) -> None:
+def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> None:
     """Write the sums of parts of tensors, words of 64 bits, into a table, int64 [rows, parts, 2]. One launch."""
-    _hash(words, table, constants, runs, True)
+    _hash(words, table, constants, kinds, runs, True)
 
 
 @triton_op("reducers::finish_hashes", mutates_args={})
@@ -137,7 +137,7 @@ def _signed(numbers: Iterable[int]) -> list[int]:
     return [(number + 2**63) % 2**64 - 2**63 for number in numbers]
 
 
-def _hash(words: Tensor, table: Tensor, constants: Sequence[int], runs: Sequence[int], traced: bool) -> None:
+def _hash(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int], traced: bool) -> None:
     (rows, parts, _), (number, length, start, stride), a_run = table.shape, runs, _slots(runs)
     slots = number * a_run
     magnitude, above, signs, nan = (one % 2**64 for one in constants[:4])
@@ -145,6 +145,7 @@ def _hash(words: Tensor, table: Tensor, constants: Sequence[int], runs: Sequence
     launching.launcher(hash_parts, traced)[(rows * parts, 1, 1)](
         words,
         table,
+        *kinds,
         parts,
         -(-slots // (_TOGETHER * parts)),
         slots,

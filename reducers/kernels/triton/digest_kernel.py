@@ -107,10 +107,12 @@ def _summed(wide, upper, place, SALT: tl.constexpr):
     return tl.sum((wide + (upper.to(tl.uint64) << 32)) * (mix(place.to(tl.uint64), SALT) | 1), 0).to(tl.int64, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["parts", "tiles", "slots", "runs", "length", "start", "stride", "a_run"])
+@triton.jit(do_not_specialize=["kind", "other_kind", "parts", "tiles", "slots", "runs", "length", "start", "stride", "a_run"])
 def hash_parts(
     x,
     table,
+    kind,
+    other_kind,
     parts,
     tiles,
     slots,
@@ -133,11 +135,12 @@ def hash_parts(
 
     Args:
         x: int64 words of all runs of a tensor, one after another, and of one tensor after another.
+        kind, other_kind: what is added to the two sums of each tensor.
         tiles: of a part; a tile is `TOGETHER` slots.
         slots: of a tensor; a slot is a block of which a run may have words.
         runs, length, start, stride: see `Runs` of `reducers/kernels/parts.py`, in words.
         a_run: slots of a run.
-        MAGNITUDE, ABOVE, SIGNS, NAN, BITS: see `_half_without_nans`; `BITS` is 0 if there is no NaN.
+        MAGNITUDE, ABOVE, SIGNS, NAN, BITS: see `_without_nans`; `BITS` is 0 if there is no NaN.
         RUNS: whether there is more than one run.
         PAIRS: whether all words at an even place of a block are at an even place of `x`.
     """
@@ -179,15 +182,17 @@ def hash_parts(
             block = start // WORDS + slot
             low = before - slot * WORDS
             origin = -low
-        after = place[None, :] - low[:, None]
-        there = (after >= 0) & (after < length) & (slot < stop)[:, None]
+        least = tl.multiple_of(tl.maximum(low, 0).to(tl.int32), MULTIPLE)
+        most = tl.where(slot < stop, tl.minimum(low + length, WORDS), 0)
+        most = tl.multiple_of(tl.maximum(most, 0).to(tl.int32), MULTIPLE)
+        there = (place[None, :] >= least[:, None]) & (place[None, :] < most[:, None])
         word = tl.load(x + tl.multiple_of(origin, MULTIPLE)[:, None] + place[None, :], mask=there, other=0)
         wide, upper, other_wide, other_upper = _with_added(
             wide, upper, other_wide, other_upper, word, block, MAGNITUDE, ABOVE, SIGNS, NAN, BITS
         )
     to = table + tl.program_id(0).to(tl.int64) * 2
-    tl.store(to, _summed(wide, upper, place, 1))
-    tl.store(to + 1, _summed(other_wide, other_upper, place, 2))
+    tl.store(to, _summed(wide, upper, place, 1) + tl.where(begin == 0, kind, 0))
+    tl.store(to + 1, _summed(other_wide, other_upper, place, 2) + tl.where(begin == 0, other_kind, 0))
 
 
 @triton.jit(do_not_specialize=["parts"])

@@ -23,8 +23,8 @@ _FACTS = 5
 _GROUP = 64  # elements whose signs are one word
 _EACH = 16  # elements of a tile that a thread reads; half as many of float64
 _MOST_WARPS = 16
-_MOST_PARTS = 1 << 10
-_JOINED, _COLUMNS = 256, 8  # parts, and columns of the table, that a program joins at once
+_ALL_WARPS = 1 << 12  # of the programs of a tensor, at most
+_JOINED, _COLUMNS = 512, 4  # parts, and columns of the table, that a program joins at once
 _SIGNS = 512  # groups whose signs a program makes
 _WARPS = 4
 
@@ -44,7 +44,7 @@ def sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor] | No
         return None
     xs = xs.contiguous()
     tiles = -(-runs.number * _slots(runs, buckets) // _together(xs.dtype, buckets))
-    a_part = -(-tiles // min(tiles, _MOST_PARTS))
+    a_part = -(-tiles // min(tiles, _most_parts(buckets)))
     table = torch.empty((xs.shape[0], -(-tiles // a_part), buckets + _FACTS), dtype=torch.float64, device=xs.device)
     if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
         sketch_into(xs, table, runs)
@@ -68,8 +68,12 @@ def join_sketches(table: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
 
 
 def _warps(buckets: int) -> int:
-    """Return how many warps a program has: no thread is without a bucket, so sums of several blocks stay in one thread."""
-    return min(max(_WARPS, buckets // 256 * 2), buckets // 32, _MOST_WARPS)
+    """Return how many warps a program has: no thread of 64 in a warp is without a bucket, so sums of blocks stay in one thread."""
+    return min(max(_WARPS, buckets // 128), buckets // 64, _MOST_WARPS)
+
+
+def _most_parts(buckets: int) -> int:
+    return _ALL_WARPS // _warps(buckets)
 
 
 def _together(dtype: torch.dtype, buckets: int) -> int:

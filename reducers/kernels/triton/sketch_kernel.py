@@ -44,8 +44,8 @@ def make_signs(
 
     Args:
         signs: int64 [slots, BUCKETS // 64]: bit i is set if what is added to bucket i of these 64 is negative.
-        origins: if there is more than one run, int64 [slots, 2]: where in the memory of a tensor the block begins, and the places of
-            it that are there, the first in the upper half of the word, and the one after the last in the lower.
+        origins: if there is more than one run, int64 [slots, 2]: where in the memory of a tensor the block begins, and which places
+            of it are there, the first in the upper half of the word, and the one after the last in the lower.
         slots, length, start, stride, a_run, RUNS: see `sketch_parts`.
     """
     GROUPS: tl.constexpr = BUCKETS // 64
@@ -75,28 +75,34 @@ def _added_before(slot, length, start, stride, a_run, BUCKETS: tl.constexpr, RUN
 
 
 @triton.jit
-def _places(turn, bucket, BUCKETS: tl.constexpr):
-    """Return the places of the elements of blocks that are added to each bucket."""
-    return ((bucket[None, :] + (turn & -64)[:, None]) & (BUCKETS - 1)) ^ (turn & 63)[:, None]
+def _read(
+    x, signs, turns, origins, first, stop, length, before, bucket, NUMBER: tl.constexpr, WHOLE: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Return what is added to each bucket of some slots, 0 if it is not there; whether it is there; and the signs, 32 in a word.
 
-
-@triton.jit
-def _read_some(x, signs, turns, origins, slot, stop, length, before, bucket, BUCKETS: tl.constexpr, RUNS: tl.constexpr):
-    """Return what is there of the blocks of slots, and 0 of what is not; which it is; and the signs, 32 in a word."""
-    is_slot = slot < stop
-    if RUNS:
-        origin = tl.load(origins + slot * 2, mask=is_slot, other=0)
-        there = tl.load(origins + slot * 2 + 1, mask=is_slot, other=0)
-        least = (there >> 32).to(tl.int32)
-        most = there.to(tl.int32)
+    Args:
+        WHOLE: all blocks are there as a whole, in the only run.
+    """
+    BUCKETS: tl.constexpr = bucket.shape[0]
+    number = tl.arange(0, SLOTS)
+    slot = first + number
+    turn = tl.load(turns + slot) if WHOLE else tl.load(turns + slot, mask=slot < stop, other=0)
+    place = ((bucket[None, :] + (turn & -64)[:, None]) & (BUCKETS - 1)) ^ (turn & 63)[:, None]
+    half = signs + first * (BUCKETS // 32) + (number[:, None] * (BUCKETS // 32) + (bucket >> 5)[None, :])
+    half = tl.load(half) if WHOLE else tl.load(half, mask=(slot < stop)[:, None], other=0)
+    if origins is not None:
+        origin = tl.load(origins + slot * 2, mask=slot < stop, other=0)[:, None]
+        ends = tl.load(origins + slot * 2 + 1, mask=slot < stop, other=0)[:, None]
+        there = (place >= (ends >> 32).to(tl.int32)) & (place < ends.to(tl.int32))
+        value = tl.load(x + origin + place, mask=there, other=0)
     else:
-        origin = slot * BUCKETS - before
-        least = tl.maximum(-origin, 0).to(tl.int32)
-        most = tl.where(is_slot, tl.minimum(length - origin, BUCKETS), 0).to(tl.int32)
-    place = _places(tl.load(turns + slot, mask=is_slot, other=0), bucket, BUCKETS)
-    there = (place >= least[:, None]) & (place < most[:, None])
-    half = tl.load(signs + (slot * (BUCKETS // 32))[:, None] + (bucket >> 5)[None, :], mask=is_slot[:, None], other=0)
-    return tl.load(x + origin[:, None] + place, mask=there, other=0), there, half
+        place += number[:, None] * BUCKETS
+        begin = first * BUCKETS - before
+        least = tl.maximum(-begin, 0).to(tl.int32)
+        most = tl.minimum(length - begin, SLOTS * BUCKETS).to(tl.int32)
+        there = (place >= least) & (place < most)
+        value = tl.load(x + begin + place) if WHOLE else tl.load(x + begin + place, mask=there, other=0)
+    return value.to(NUMBER), there, half
 
 
 @triton.jit
@@ -129,10 +135,9 @@ def sketch_parts(
     TOGETHER: tl.constexpr,
     BUCKETS: tl.constexpr,
 ):
-    """Write sums and facts of a part of a tensor; `table` is float64 [rows, parts, BUCKETS + 5]. Each program has one part of one row.
+    """Write sums and facts of a part of a tensor; `table` is float64 [rows, parts, BUCKETS + 5]. A program has one part of one row.
 
-    Most are added as if all elements were finite. If the sum of the squares is not finite, they are added once more, with a look
-    at each element.
+    Most elements are added as if all were finite. If the sum of the squares is not, they are added once more, with a look at each.
 
     Args:
         x: all runs of a tensor, one after another, and one tensor after another.
@@ -145,7 +150,7 @@ def sketch_parts(
         RUNS: whether there is more than one run.
     """
     NUMBER: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    number = tl.arange(0, TOGETHER)
+    SOME: tl.constexpr = TOGETHER // 2 if TOGETHER > 1 else 1
     bucket = tl.arange(0, BUCKETS)
     begin = (tl.program_id(0) % parts).to(tl.int64) * tiles * TOGETHER
     stop = tl.minimum(begin + tiles * TOGETHER, slots)
@@ -169,16 +174,11 @@ def sketch_parts(
         full_stop = tl.maximum(begin + some // TOGETHER * TOGETHER, full)
         quick = (full_stop - full) * BUCKETS
     for first in range(full, full_stop, TOGETHER):
+        value, there, half = _read(x, signs, turns, origins, first, stop, length, before, bucket, NUMBER, not RUNS, TOGETHER)
         if RUNS:
-            slot = first + number
-            value, there, half = _read_some(x, signs, turns, origins, slot, stop, length, before, bucket, BUCKETS, RUNS)
-            value = value.to(NUMBER)
             low = tl.minimum(low, tl.min(tl.where(there, value, float("inf")), 0))
             high = tl.maximum(high, tl.max(tl.where(there, value, float("-inf")), 0))
         else:
-            place = _places(tl.load(turns + first + number), bucket, BUCKETS)
-            half = tl.load(signs + first * (BUCKETS // 32) + (number[:, None] * (BUCKETS // 32) + (bucket >> 5)[None, :]))
-            value = tl.load(x + (first * BUCKETS - before) + (number[:, None] * BUCKETS + place)).to(NUMBER)
             low = tl.minimum(low, tl.min(value, 0))
             high = tl.maximum(high, tl.max(value, 0))
         sums, power = _with_added(sums, power, value, half, bucket)
@@ -190,11 +190,9 @@ def sketch_parts(
     low = tl.where(again, float("inf"), low)
     high = tl.where(again, float("-inf"), high)
     count = tl.zeros([BUCKETS], tl.int32)
-    SOME: tl.constexpr = TOGETHER // 2 if TOGETHER > 2 else 1
-    for first in range(begin, stop - (full_stop - full), SOME):
-        slot = tl.where(first < full, first, first + (full_stop - full)) + tl.arange(0, SOME)
-        value, there, half = _read_some(x, signs, turns, origins, slot, stop, length, before, bucket, BUCKETS, RUNS)
-        value = value.to(NUMBER)
+    for index in range(begin, stop - (full_stop - full), SOME):
+        first = tl.where(index < full, index, index + (full_stop - full))
+        value, there, half = _read(x, signs, turns, origins, first, stop, length, before, bucket, NUMBER, False, SOME)
         if not INTEGER:
             there = there & (tl.abs(value) < float("inf"))
             value = tl.where(there, value, 0.0)
@@ -223,17 +221,15 @@ def join_parts(table, sums, facts, parts, buckets, PARTS: tl.constexpr, COLUMNS:
     least = fact == 3
     greatest = fact == 4
     empty = tl.where(least, float("inf"), tl.where(greatest, float("-inf"), 0.0)).to(tl.float64)
-    added = tl.zeros([PARTS, COLUMNS], tl.float64)
-    low = tl.full([COLUMNS], float("inf"), tl.float64)
-    high = tl.full([COLUMNS], float("-inf"), tl.float64)
+    joined = tl.zeros([PARTS, COLUMNS], tl.float64) + empty[None, :]
     for begin in range(0, parts, PARTS):
         part = begin + tl.arange(0, PARTS)
         there = (part < parts)[:, None] & (column < width)[None, :]
         found = tl.load(table + (row * parts + part)[:, None] * width + column[None, :], mask=there, other=0)
         found = tl.where(there, found, empty[None, :])
-        added += found
-        low = tl.minimum(low, tl.min(found, 0))
-        high = tl.maximum(high, tl.max(found, 0))
-    found = tl.where(least, low, tl.where(greatest, high, tl.sum(added, 0)))
+        ends = tl.where(least[None, :], tl.minimum(joined, found), tl.maximum(joined, found))
+        joined = tl.where((least | greatest)[None, :], ends, joined + found)
+    ends = tl.where(least, tl.min(joined, 0), tl.max(joined, 0))
+    found = tl.where(least | greatest, ends, tl.sum(joined, 0))
     tl.store(sums + row * buckets + column, found, mask=column < buckets)
     tl.store(facts + row * FACTS + fact, found, mask=(fact >= 0) & (fact < FACTS))

@@ -85,7 +85,7 @@ def test_an_element_takes_few_instructions_and_no_lane_waits_for_another(
     """In the machine code for an H100, where the memory brings an element of float32 in the time of 38 instructions."""
     x, axes = kernels.layouts(dtype)[layout]
     _, kernel, arguments = next(kernels.launches(x, axes, reducer))
-    found = kernels.of_an_element(kernel, arguments)
+    found = kernels.of_an_element(kernel, arguments, dtype)
     assert found["instructions an element"] <= most
     assert found["barriers in loops"] == 0
     # If features are kept a lane has four of them at most, since each has sums of its own in registers.
@@ -110,10 +110,29 @@ def test_weighted_sums_wait_for_no_other_lane_before_their_end(layout: str, redu
     assert not any(carefully[0] < place < carefully[-1] for place in waits)
 
 
-def test_a_digest_is_read_by_16_bytes_a_thread() -> None:
-    x, axes = kernels.layouts(torch.bfloat16)["everything"]
-    _, kernel, arguments = next(kernels.launches(x, axes, "Digest"))
-    assert "ld.global.v2.b64" in kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"]).asm["ptx"]
+@pytest.mark.parametrize("dtype", kernels.COMMON, ids=str)
+@pytest.mark.parametrize(
+    ("reducer", "most"),
+    [*(("Digest", 10), ("Digest, of parts", 20)), *(("Sketch", 20), ("Sketch(k=4096)", 20), ("Sketch, of parts", 36))],
+)
+def test_an_element_of_digests_and_sketches_takes_few_instructions(reducer: str, most: int, dtype: torch.dtype) -> None:
+    x, axes = kernels.layouts(dtype)["everything"]
+    of = {kernel.fn.__name__: (kernel, arguments) for _, kernel, arguments in kernels.launches(x, axes, reducer)}
+    found = kernels.of_an_element(*(of.get("hash_parts") or of["sketch_parts"]), dtype)
+    assert found["instructions an element"] <= most
+    assert found["barriers in loops"] == 0
+    if "hash_parts" in of:
+        assert found["bytes of a load"] == 16
+
+
+def test_the_bytes_of_a_word_are_reversed_by_two_instructions() -> None:
+    """Compilers know them by how they are written, if a word is as it was read, and if its halves were changed."""
+    for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.float64):
+        x, axes = kernels.layouts(dtype)["everything"]
+        _, kernel, arguments = next(kernels.launches(x, axes, "Digest"))
+        words = arguments["TOGETHER"] * arguments["WORDS"] // (32 * arguments["num_warps"])
+        code = kernels.loops(kernels.machine_code(kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"])), innermost=True)
+        assert {sum("PRMT" in line and "0x123" in line for line in loop) for loop in code} == {2 * words}, dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

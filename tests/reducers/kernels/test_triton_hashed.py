@@ -5,6 +5,7 @@ Run with triton (extra `gpu-tests`) and TRITON_INTERPRET=1, in a process of thei
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -23,10 +24,12 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from triton.runtime.interpreter import InterpreterBuilder
 
-from reducers import Digest, Reducer, Sketch
+from reducers import Digest, Reducer, Sketch, TensorPart
 from reducers.kernels import digests, sketches
+from reducers.kernels.parts import runs_of
 from reducers.kernels.triton import digest, sketch
 from reducers.kernels.triton.arguments import DTYPES
+from reducers.statistics import digest as statistic
 
 FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
@@ -37,8 +40,10 @@ def few_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digest, "_MOST_PARTS", 3)
         patch.setattr(digest, "_JOINED", 2)
-        patch.setattr(sketch, "_MOST_PARTS", 5)
+        patch.setattr(digest, "_ABSORBED", 16)
+        patch.setattr(sketch, "_most_parts", lambda _: 5)
         patch.setattr(sketch, "_JOINED", 2)
+        patch.setattr(sketch, "_COLUMNS", 128)
         patch.setattr(sketch, "_SIGNS", 64)
         yield
 
@@ -105,13 +110,29 @@ def test_digests_of_many_observations_and_states(taken: list[Any]) -> None:
         state = Digest().update_all(state, part)
     laws.same_bits(state, plainly(Digest(), *xs.unbind()))
     laws.same_bits(Digest().merge(state, Digest().update({}, xs)), plainly(Digest(), *xs.unbind(), xs))
-    most = 2**61 - 2
-    for entries in ((most, most, 3), (0, 1, 0), (1, most, 2**62)):
+    most, least = 2**63 - 1, -(2**63)
+    for entries in (([most, least], [least, most], 3), ([0, 0], [1, 0], 0), ([1, -1], [most, most], 2**62)):
         state = {key: torch.tensor(entry) for key, entry in zip(("digest", "factor", "observations"), entries, strict=True)}
-        found = Digest().update(state, xs)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.delitem(digests.DIGESTS, "cpu")
-            laws.same_bits(found, Digest().update(state, xs))
+        for reduce in (Digest().update, Digest().update_all):
+            found = reduce(state, xs)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delitem(digests.DIGESTS, "cpu")
+                laws.same_bits(found, reduce(state, xs))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 17, 100])
+def test_hashes_are_absorbed_in_order(rows: int) -> None:
+    """Beside the joining of states by operations on tensors, which knows nothing of powers for blocks of hashes."""
+    hashes = torch.randint(-(2**63), 2**63 - 1, (rows, 2), generator=torch.Generator().manual_seed(rows))
+    one = {"factor": statistic.words_of(statistic._FACTOR), "observations": torch.tensor(1)}
+    wanted: dict[str, Tensor] = {}
+    for found in hashes:
+        state = {"digest": found, **one}
+        wanted = statistic._join_tensors(wanted, state) if wanted else state
+    for before in ({}, Digest().update({}, drawn(5))):
+        entries = digest.absorbed(hashes, list(before.values()), statistic._FACTOR, statistic._power(rows))
+        joined = statistic._join_tensors(before, wanted) if before else wanted
+        laws.same_bits(dict(zip(statistic._KEYS, entries, strict=True)), {key: joined[key] for key in statistic._KEYS})
 
 
 def test_a_class_with_its_own_merge_is_asked(taken: list[Any]) -> None:
@@ -126,6 +147,80 @@ def test_digests_of_what_does_not_begin_at_a_word(taken: list[Any]) -> None:
     x = drawn(4001)
     for one in (x[1:], x[3:4000:2], x[:4000].view(40, 100).T):
         laws.same_bits(Digest().update({}, one), plainly(Digest(), one))
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """The shape of a tensor of some blocks, and parts of it: where each begins, and its shape. Every axis may be cut."""
+    shape = (*draw(st.lists(st.integers(1, 6), max_size=3)), draw(st.sampled_from((1, 5, 64, 96, 600, 1024, 2003))))
+    parts = [((0,) * len(shape), shape)]
+    for axis in draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=3)):
+        cut: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for start, sizes in parts:
+            at = draw(st.one_of(st.integers(0, sizes[axis]), st.sampled_from((0, sizes[axis] // 2, sizes[axis] // 8 * 4))))
+            for begin, size in ((0, at), (at, sizes[axis] - at)):
+                if size:
+                    there = start[axis] + begin
+                    cut.append(((*start[:axis], there, *start[axis + 1 :]), (*sizes[:axis], size, *sizes[axis + 1 :])))
+        parts = cut
+    return shape, parts
+
+
+def part_of(x: Tensor, start: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    return x[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
+
+
+HASHED = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=cuts(), rows=st.integers(1, 2), dtype=st.sampled_from(HASHED))
+def test_parts_have_the_digest_of_the_whole(cut: Any, rows: int, dtype: torch.dtype, taken: list[Any]) -> None:
+    """The kernel takes them unless one run begins at another byte of a word than the next."""
+    shape, parts = cut
+    xs = drawn(rows, *shape, dtype=dtype)
+    states = []
+    for start, sizes in parts:
+        part, calls = TensorPart(shape, start), len(taken)
+        piece = part_of(xs, (0, *start), (rows, *sizes))
+        states.append(Digest().of_part(part).update_all({}, piece))
+        words = [runs.number == 1 or runs.stride * dtype.itemsize % 8 == 0 for _, runs in runs_of(piece, part)]
+        assert [found is not None for found in taken[calls:]] == words
+    laws.same_bits(functools.reduce(Digest().join_parts, states), plainly(Digest(), *xs.unbind()))
+
+
+def test_a_complex_part_has_its_digest(taken: list[Any]) -> None:
+    x = drawn(6, 700, dtype=torch.complex64)
+    parts = [
+        Digest().of_part(TensorPart((6, 700), (0, column))).update({}, some) for column, some in ((0, x[:, :51]), (51, x[:, 51:]))
+    ]
+    laws.same_bits(Digest().join_parts(*parts), plainly(Digest(), x))
+    assert all(found is not None for found in taken[-2:])
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=cuts(), rows=st.integers(1, 2), dtype=st.sampled_from(HASHED), k=st.sampled_from((64, 128, 512)))
+def test_parts_have_the_sketch_of_the_whole(cut: Any, rows: int, dtype: torch.dtype, k: int, taken: list[Any]) -> None:
+    shape, parts = cut
+    xs = drawn(rows, *shape, dtype=dtype)
+    calls = len(taken)
+    states = [
+        Sketch(k).of_part(TensorPart(shape, start)).update_all({}, part_of(xs, (0, *start), (rows, *sizes)))
+        for start, sizes in parts
+    ]
+    assert len(taken) >= calls + len(parts)
+    assert all(found is not None for found in taken[calls:])
+    laws.close(functools.reduce(Sketch(k).merge, states), plainly(Sketch(k), *xs.unbind()), rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 63, 64, 1000])
+def test_one_run_from_anywhere_is_sketched_as_it_is(start: int, finite: bool, taken: list[Any]) -> None:
+    """Most tiles are there as a whole, and are read once if all is finite; the first and the last are not."""
+    x = torch.randn(9000, generator=torch.Generator().manual_seed(start)) if finite else drawn(9000)
+    sketched = Sketch(64).of_part(TensorPart((20_000,), (start,)))
+    laws.close(sketched.update({}, x), plainly(sketched, x), rtol=1e-12, atol=1e-10)
+    assert taken[-1] is not None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

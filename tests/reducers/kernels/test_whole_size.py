@@ -19,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
 from reducers.kernels import digests, sketches
+from reducers.kernels.parts import Runs
 from reducers.kernels.triton.accumulate import accumulate, new_accumulators, new_handle, point, statistics
 from reducers.kernels.triton.best import best_elements
 from reducers.kernels.triton.bins import binned_by_bits, binned_by_edges
@@ -117,19 +118,31 @@ def test_no_element_is_left_out_of_weighted_sums(kept: str) -> None:
     assert_close(weighted_swept(x, weights, axes, ("nonfinite", "weight", "sum")), wanted)
 
 
-@pytest.mark.parametrize("size", [NUMBER, 3 * NUMBER // 2 + 77])
-def test_no_bit_is_left_out_of_a_digest(size: int) -> None:
-    """The second has parts of two tiles, the last of which is not whole."""
-    x = numbers(size)[None]
-    wanted = digests.digests(x)
-    kind = digests.mixed(digests._CODES[x.dtype] + size, 4)
-    found = hashed(x, kind, digests.NANS[x.dtype])
-    assert [int(one) % 2**64 for one in found] == [int(one) % 2**64 for one in wanted]
+PIECES = {
+    "whole": Runs(1, NUMBER),
+    "parts of two tiles, the last of which is not whole": Runs(1, 3 * NUMBER // 2 + 77),
+    "from within a block": Runs(1, NUMBER, 2 * NUMBER + 777),
+    "of many rows": Runs(1 << 7, NUMBER >> 7, 640, 1 << 17),
+}
+"""Of these runs consists what is hashed and sketched."""
 
 
-def test_no_element_is_left_out_of_a_sketch() -> None:
-    x = numbers(NUMBER + 77)[None]
-    found, wanted = sketched(x, 256), sketches.sketched(x, 256)
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_bit_is_left_out_of_a_digest(piece: str) -> None:
+    runs = PIECES[piece]
+    x = numbers(runs.number * runs.length)[None]
+    found = hashed(x, runs, digests.NANS[x.dtype], [3, 5])
+    assert found is not None
+    assert found.equal(digests._of_elements(x, runs) + torch.tensor([3, 5]))
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_element_is_left_out_of_a_sketch(piece: str) -> None:
+    """One element is not finite, so of one part each is looked at."""
+    runs = PIECES[piece]
+    x = numbers(runs.number * runs.length).clone()[None]
+    x[0, NUMBER // 3] = torch.inf
+    found, wanted = sketched(x, 256, runs), sketches._sketched(x, 256, runs)
     assert found is not None
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-7)
