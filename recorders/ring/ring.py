@@ -239,9 +239,9 @@ def parts_of(
 
 
 def _has_columns(host: Statistic, other: Statistic) -> bool:
-    """Whether slots of `host` hold all that `other` needs of an observation."""
+    """Whether slots of `host` hold all that `other` needs of an observation; one that names no columns needs the tensor."""
     same = host.pattern == other.pattern and (host.threshold == other.threshold or "active" not in other.row_columns)
-    return same and other.row_columns <= {*slot_columns(host).values()}
+    return same and bool(other.row_columns) and other.row_columns <= {*slot_columns(host).values()}
 
 
 def slots_in(parts: Sequence[LeafStatistic]) -> list[Slots]:
