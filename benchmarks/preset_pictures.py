@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from recorders.recordings.recording import Recording
+from recorders.watch.calibration import ranges
 from recorders.watch.overview import overview
 
 PAGE = Path(__file__).parent.parent / "docs" / "presets.md"
@@ -64,8 +65,8 @@ def health(axes: Any, example: Mapping[str, Any]) -> None:
 
 
 def calibration(axes: Any, example: Mapping[str, Any]) -> None:
-    found = results(example)
-    low, high = ([float(each[key]) for each in found.values()] for key in ("min", "max"))
+    found = ranges(example["recording"], "output")
+    low, high = ([float(each) for each in ends] for ends in zip(*found.values(), strict=True))
     axes.barh(list(found), [end - start for start, end in zip(low, high, strict=True)], left=low, height=0.6)
     axes.invert_yaxis()
     axes.margins(x=0.05)

@@ -57,7 +57,7 @@ from recorders.streams.stream import Stream
 from reducers import __version__ as __version__
 
 if TYPE_CHECKING:
-    from recorders.watch import lenses, presets, visualizers
+    from recorders.watch import calibration, lenses, presets, visualizers
     from recorders.watch.compare import compare
     from recorders.watch.diagnosis.checkup import Checkup
     from recorders.watch.diagnosis.findings import findings
@@ -130,6 +130,7 @@ __all__ = [
     "bisect",
     "bisect_steps",
     "cache",
+    "calibration",
     "channel_axis",
     "compare",
     "detach_all",
@@ -162,6 +163,7 @@ _WATCHING = {
     "Timeline": "recorders.watch.timeline",
     "bisect": "recorders.watch.divergence.bisecting",
     "bisect_steps": "recorders.watch.divergence.runs.steps",
+    "calibration": "recorders.watch.calibration",
     "compare": "recorders.watch.compare",
     "divergence": "recorders.watch.divergence.runs.search",
     "findings": "recorders.watch.diagnosis.findings",
@@ -180,7 +182,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WATCHING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WATCHING[name])
-    found = module if name in ("lenses", "presets", "visualizers") else getattr(module, name)
+    found = module if name in ("calibration", "lenses", "presets", "visualizers") else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from recorders.monitors.forward import ForwardMonitor
+from recorders.capture.channels import channel_axis
+from recorders.monitors.forward import ForwardInputMonitor, ForwardMonitor
 from recorders.monitors.parameters import ParameterUpdateMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.watch.diagnosis.health import health
@@ -17,18 +19,8 @@ from recorders.watch.lenses.distribution import Outliers
 from recorders.watch.lenses.health import update_ratio as ratio_of
 from recorders.watch.lenses.lens import Lens, running
 from recorders.watch.lenses.noise import GradientNoise
-from reducers import (
-    Collect,
-    Extremes,
-    Masked,
-    Norm,
-    PerObservation,
-    Product,
-    Result,
-    State,
-    affine_qparams,
-)
-from reducers.core.reducer import check_size
+from reducers import Collect, Masked, Norm, PerObservation, Product, Quantile
+from reducers.errors import ArgumentError
 
 __all__ = [
     "attention_entropy",
@@ -42,19 +34,36 @@ __all__ = [
 ]
 
 
-def calibration(bits: int = 8, per_channel: bool = False) -> Recorder:
-    """The range of each output, and with which scale and zero point it fits signed integers of so many bits.
+def calibration(*, per_channel: bool = False, group_size: int | None = None, mantissa_bits: int = 7) -> Recorder:
+    """How inputs and outputs of layers are distributed: what `recorders.calibration` makes ranges, scales and files of.
 
-    Of each layer there are `min`, `max`, `scale` and `zero_point`, in the form that `affine_qparams` defines.
+    The subrecorders are `input/<layer>` and `output/<layer>`. Both have `values`, a `Quantile` from 1e-6 to 1e6; inputs also have
+    `squares`, the `Norm` of each channel, which is the importance of the weights that it meets. One pass serves all methods and
+    formats.
+
+    Counts, minima and maxima merge exactly, so ranks give the ranges of one pass, bit for bit. Sums of squares are in float64, and
+    differ by rounding at most.
+
+    A distribution takes 82 KB, with 5 bits 20 KB. So `per_channel` is for some layers, and for groups `group_size` costs less.
 
     Args:
-        bits: of the integers, from 2 to 16.
-        per_channel: a range for each channel, in place of one for the whole output.
+        per_channel: a distribution for each channel of inputs and outputs, in place of one for each tensor; groups of any size, and
+            whole tensors, follow from it exactly.
+        group_size: a distribution for each group of so many neighbouring channels of the inputs, and of groups of any multiple.
+        mantissa_bits: of `Quantile`: quantiles have a relative error of at most `1 / (2**(mantissa_bits + 1) + 1)`, 0.39 % with 7.
 
     Raises:
-        ArgumentError: there are no such integers.
+        ArgumentError: a number is out of range, or both `per_channel` and `group_size` are given.
     """
-    return Recorder(ForwardMonitor(IntegerRange("channels" if per_channel else "... ->", bits)))
+    if group_size is not None and (per_channel or type(group_size) is not int or group_size < 1):
+        raise ArgumentError(f"calibration takes per_channel or a positive group_size and got {per_channel} and {group_size!r}")
+    values = Quantile("channels" if per_channel else "... ->", q=(0.0, 0.5, 1.0), bits=mantissa_bits, low=1e-6, high=1e6)
+    if group_size is None:
+        inputs = ForwardInputMonitor(Product(values=values, squares=Norm("channels")))
+    else:
+        grouped = Product(values=replace(values, pattern="... g c -> g"), squares=Norm("... g c -> (g c)"))
+        inputs = ForwardInputMonitor(grouped, map_=partial(_groups, size=group_size))
+    return Recorder(input=inputs, output=ForwardMonitor(Product(values=values)))
 
 
 def outliers() -> Recorder:
@@ -102,26 +111,18 @@ def mup_coordinates() -> Recorder:
     return Recorder(ForwardMonitor(PerObservation(Norm(p=1, normalize=True), Collect()), eval_update=False))
 
 
-@dataclass(frozen=True)
-class IntegerRange(Extremes):
-    """Smallest and largest finite element, with the scale and the zero point for signed integers of so many bits."""
-
-    bits: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self, "bits", 2, 16)
-
-    def read(self, state: State) -> Result:
-        scale, zero_point = affine_qparams(state["min"], state["max"], self.bits)
-        return {"min": state["min"], "max": state["max"], "scale": scale, "zero_point": zero_point}
-
-
 class _AttentionMonitor(ForwardMonitor):
     """A monitor that a recorder puts on attention only."""
 
     def applies(self, module: nn.Module) -> bool:
         return any(kind.__name__.endswith("Attention") for kind in type(module).__mro__)
+
+
+def _groups(x: Tensor, *, size: int, module: nn.Module) -> Tensor:
+    """The input of a layer, with its channels as groups of so many along the last two axes."""
+    axis = channel_axis(module)
+    last = x.movedim(1 if axis is None else axis, -1)
+    return last.reshape(*last.shape[:-1], -1, size)
 
 
 def _entropies_by_query(output: Any) -> Any:

@@ -139,6 +139,20 @@ class Quantile(Statistic):
         """Return the interquartile range, the quantile 0.75 minus the quantile 0.25: float64, in the shape of the kept axes."""
         return self.at(state, 0.75) - self.at(state, 0.25)
 
+    def edges(self) -> Tensor:
+        """Return the ends of the buckets, in increasing order: float64, one more than there are `counts`.
+
+        Bucket i holds the numbers from `edges[i]` to `edges[i + 1]`, with the end that is nearer to zero.
+
+        >>> Quantile(bits=1, low=1.0, high=2.0).edges().tolist()
+        [-inf, -2.0, -1.5, -1.0, 1.0, 1.5, 2.0, inf]
+        """
+        first, _ = self._exponents
+        numbers = torch.arange(self._buckets_per_sign + 1, device="cpu")
+        starts = 1 + (numbers & ((1 << self.bits) - 1)).double() * 2.0**-self.bits
+        above = torch.cat((torch.ldexp(starts, first + (numbers >> self.bits)), torch.full((1,), math.inf, dtype=starts.dtype)))
+        return torch.cat((-above.flip(0), above))
+
     @property
     def _exponents(self) -> tuple[int, int]:
         first, end = _FLOAT32_EXPONENTS

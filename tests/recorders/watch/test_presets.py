@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from recorders import Recorder, SelectionError, findings, load, presets
 from recorders.errors import LensError
-from reducers import affine_qparams
 from reducers.errors import ArgumentError
 
 
@@ -58,20 +57,21 @@ def test_health_leaves_nothing_unexamined_and_names_planted_dead_units(net: Net,
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_calibration_gives_the_parameters_of_observers(per_channel: bool, tmp_path: Path) -> None:
+def test_calibration_records_inputs_and_outputs_of_layers(per_channel: bool, tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 4))
-    with presets.calibration(bits=4, per_channel=per_channel).modules(net) as recorder:
-        y = net(torch.randn(3, 5, 8)).detach().flatten(0, 1)
+    x = torch.randn(3, 5, 8)
+    with presets.calibration(per_channel=per_channel).modules(net) as recorder:
+        y = net(x).detach()
     recorder.save(tmp_path / "run")
-    low, high = (y.amin(0), y.amax(0)) if per_channel else (y.min(), y.max())
-    scale, zero_point = affine_qparams(low, high, 4)
-    for found in (recorder["0"].peek(), load(tmp_path / "run")["0"].peek()):
-        assert found["min"].equal(low)
-        assert found["max"].equal(high)
-        assert found["scale"].equal(scale)
-        assert found["zero_point"].equal(zero_point)
+    for found in (recorder, load(tmp_path / "run")):
+        for name, tensor in (("input/0", x), ("output/0", y)):
+            rows = tensor.flatten(0, 1) if per_channel else tensor.reshape(-1, 1)
+            low, _, high = found[name].peek()["values"]
+            assert low.equal(rows.amin(0).double().reshape(low.shape))
+            assert high.equal(rows.amax(0).double().reshape(high.shape))
+        torch.testing.assert_close(found["input/0"].peek()["squares"], x.double().flatten(0, 1).norm(dim=0))
     with pytest.raises(ArgumentError, match="bits"):
-        presets.calibration(bits=1)
+        presets.calibration(mantissa_bits=0)
 
 
 def test_outliers_counts_features_of_every_layer(net: Net) -> None:
