@@ -9,8 +9,11 @@ from recorders.errors import LensError
 from recorders.recordings.plugins import names_of_plugins, plugin
 from recorders.watch.visualizers.html import HtmlVisualizer
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
+from recorders.watch.visualizers.mlflow import MlflowVisualizer
 from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
+from recorders.watch.visualizers.tracker import TrackerVisualizer
+from recorders.watch.visualizers.trackio import TrackioVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer
 from recorders.watch.visualizers.wandb import WandbVisualizer
 
@@ -23,9 +26,20 @@ KINDS: dict[str, Callable[..., Visualizer]] = {
     "matplotlib": MatplotlibVisualizer,
     "html": HtmlVisualizer,
     "tensorboard": TensorBoardVisualizer,
+    "trackio": TrackioVisualizer,
+    "mlflow": MlflowVisualizer,
+    "tracker": lambda given: TrackerVisualizer(*given.split(":", 1)),
     "wandb": WandbVisualizer,
 }
-TARGETS = {"matplotlib": "a folder", "html": "a file", "tensorboard": "a folder", "wandb": "a project"}
+TARGETS = {
+    "matplotlib": "a folder",
+    "html": "a file",
+    "tensorboard": "a folder",
+    "wandb": "a project",
+    "trackio": "a project",
+    "mlflow": "an experiment",
+    "tracker": "a name that accelerate knows",
+}
 """What may follow the name of a visualizer and a colon."""
 
 
@@ -33,8 +47,9 @@ def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
     """One visualizer or several, made by name or used as given.
 
     Names are "text", "matplotlib" or "matplotlib:folder", "html" or "html:report.html", "tensorboard" or "tensorboard:runs/x",
-    "wandb" or "wandb:project": a target comes after a colon. Other names are those by which installed packages offer
-    visualizers, by the entry points `recorders.visualizers`; they get the target, if there is one.
+    "wandb" or "wandb:project", "trackio" or "trackio:project", "mlflow" or "mlflow:experiment", "tracker:aim" or
+    "tracker:aim:project", and so for other trackers that accelerate knows: a target comes after a colon. Other names are those by
+    which installed packages offer visualizers, by the entry points `recorders.visualizers`; they get the target, if there is one.
 
     Raises `LensError` if a name is unknown or a target does not fit it, or if an object has no `show`, `MissingExtraError` if a
     library is not installed, and `PluginError` if another package fails.
@@ -65,7 +80,7 @@ def _named(given: str) -> Visualizer:
         if made is None:
             raise LensError(f"no visualizer {given!r}; choose from {_known()}, or give an object with show(tick, charts)")
         return made
-    if colon and not (target and kind in TARGETS):
+    if (colon or kind == "tracker") and not (target and kind in TARGETS):
         takes = f"takes {TARGETS[kind]} after the colon" if kind in TARGETS else "takes no target"
         raise LensError(f"no visualizer {given!r}: {kind!r} {takes}")
     return KINDS[kind](target) if target else KINDS[kind]()
