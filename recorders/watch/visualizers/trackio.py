@@ -22,8 +22,6 @@ SHARE = 0.02
 """The most that looking for findings takes of the time."""
 
 _LEVELS = {"error": "ERROR", "warning": "WARN", "notice": "INFO"}
-_PARTS = 1024
-"""So many quantiles stand for the elements of a `Quantile`, each for the same share of them."""
 
 
 class TrackioVisualizer:
@@ -137,8 +135,8 @@ def binned(reducer: Histogram | Quantile, state: State, bins: int = 64) -> tuple
     """Counts of a distribution and the edges of their bins, as `numpy.histogram` gives them; kept axes are added up.
 
     Args:
-        reducer: a `Histogram`, whose own bins are taken, without what lies outside; or a `Quantile`, whose elements are counted in
-            `bins` bins from the minimum to the maximum, to 0.1 % of their number.
+        reducer: a `Histogram`, whose own bins are taken, without what lies outside; or a `Quantile`, whose buckets are
+            counted, each as a whole, in `bins` bins from the minimum to the maximum.
         state: of the reducer, with at least one observation.
         bins: their number, for a `Quantile`.
 
@@ -154,19 +152,12 @@ def binned(reducer: Histogram | Quantile, state: State, bins: int = 64) -> tuple
         result: Any = reducer.compute(state)
         edges = result["edges"].double().cpu()
         return result["counts"].cpu().double().reshape(-1, len(edges) - 1).sum(0), edges
-    counts = state["counts"]
-    joined = {
-        "counts": counts.reshape(-1, counts.shape[-1]).sum(0).cpu(),
-        "min": state["min"].min().cpu(),
-        "max": state["max"].max().cpu(),
-        "nonfinite": state["nonfinite"].sum().cpu(),
-    }
-    number = joined["counts"].sum().item()
-    if not number:
+    counts = state["counts"].reshape(-1, state["counts"].shape[-1]).sum(0).cpu().double()
+    if not counts.any():
         return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
-    low, *values, high = reducer.at(joined, (0.0, *((i + 0.5) / _PARTS for i in range(_PARTS)), 1.0)).tolist()
+    low, high = state["min"].min().item(), state["max"].max().item()
+    ends = reducer.edges().clamp(low, high)
     if low == high:
         low, high = low - 0.5, high + 0.5  # as NumPy does
-    weight = torch.full((_PARTS,), number / _PARTS, dtype=torch.float64)
-    found = torch.histogram(torch.tensor(values, dtype=torch.float64), bins, range=(low, high), weight=weight)
+    found = torch.histogram((ends[1:] + ends[:-1]) / 2, bins, range=(low, high), weight=counts)
     return found.hist, found.bin_edges
