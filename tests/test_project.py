@@ -11,7 +11,7 @@ from paths import ROOT
 import recorders
 import reducers
 
-TOOLS = {"demo", "test", "bench", "docs", "all", "parity", "gpu-tests", "trackers"}
+TOOLS = {"demo", "test", "bench", "docs", "all", "parity", "gpu-tests", "trackers", "calibration-tests"}
 """Extras that bring whole environments. Every other extra is one that code asks for by `require(module, extra)`."""
 EXAMPLES = {"dask"}
 """Or one that an example imports."""
@@ -37,7 +37,7 @@ def test_every_extra_has_code_behind_it_and_all_of_them_are_in_all() -> None:
     assert extras().keys() - TOOLS <= asked_for <= extras().keys()
     named = re.search(r"torch-recorders\[(.*)\]", extras()["all"])
     assert named is not None
-    assert set(named[1].split(",")) == extras().keys() - {"test", "bench", "docs", "parity", "all", "gpu-tests", "trackers"}
+    assert set(named[1].split(",")) == extras().keys() - (TOOLS - {"demo"})
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])
