@@ -42,7 +42,7 @@ def statistics(pattern: str) -> list[Reducer]:
     return [*found, Histogram(pattern, bins=8, low=-2.0, high=2.0), Moments(pattern, order=4), Norm(pattern, p=1.0)]
 
 
-@pytest.mark.parametrize("pattern", ["... ->", "b c -> c"])
+@pytest.mark.parametrize("pattern", ["... ->", pytest.param("b c -> c", marks=pytest.mark.slow)])
 def test_two_statistics_at_one_hook_are_those_of_each_by_itself(pattern: str) -> None:
     every = [*statistics(pattern), Digest(), Sketch(64), Collect()]
     alone = [laws.run(reducer, XS) for reducer in every]
