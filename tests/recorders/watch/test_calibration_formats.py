@@ -148,6 +148,27 @@ def test_observers_of_llm_compressor_find_these_extremes(
             assert observer.max_vals.reshape(-1).double().equal(found[layer].high.reshape(-1))
 
 
+@pytest.mark.parametrize(("kind", "weighted"), [("memoryless_mse", False), ("imatrix_mse", True)])
+@pytest.mark.parametrize("per", ["channel", 8])
+def test_searches_of_llm_compressor_find_the_same_ranges_of_weights(
+    net: Mlp, batches: list[Tensor], kind: str, weighted: bool, per: Any
+) -> None:
+    observers = library("llmcompressor.observers")
+    strategy = {"strategy": per} if per == "channel" else {"strategy": "group", "group_size": per}
+    same = {"norm": 2.0, "grid": 100, "maxshrink": 0.99, "patience": 100}  # the search that `mse` documents
+    args = library("compressed_tensors.quantization").QuantizationArgs(num_bits=4, observer_kwargs=same, **strategy)
+    flatten = library("llmcompressor.observers.helpers").flatten_for_calibration
+    watching = {layer: observers.Observer.load_from_registry(kind, base_name="weight", args=args) for layer in ("first", "second")}
+    for layer, observer in watching.items() if weighted else ():
+        observer.attach(net.get_submodule(layer))
+    recording = record(net, batches)
+    found = weight_ranges(net, recording, Scheme(bits=4, per=per, method=mse, importance=weighted))
+    for layer, observer in watching.items():
+        observer.update_statistics_from_observed(flatten(values(net, batches)[layer]["weight"], "weight", args))
+        largest = torch.maximum(-observer.min_vals, observer.max_vals).double()
+        torch.testing.assert_close(found[layer].high.reshape(-1), largest.reshape(-1), rtol=1e-5, atol=0)
+
+
 def gguf_name(layer: str) -> str | None:
     return {"first": "blk.0.ffn_up.weight", "second": "blk.0.ffn_down.weight"}.get(layer)
 
