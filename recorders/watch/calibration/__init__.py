@@ -10,9 +10,9 @@ from recorders.watch.calibration.ranges import Importance, Scheme, importance, r
 from recorders.watch.calibration.torchao import to_torchao
 
 __all__ = [
+    "ClippingRange",
     "Distribution",
     "Importance",
-    "ClippingRange",
     "Scheme",
     "entropy",
     "importance",

@@ -34,8 +34,8 @@ def to_compressed_tensors(
     """Writes scales and zero points into a safetensors file, and returns the `quantization_config` that goes with them.
 
     Of each layer there are `<layer>.input_scale` and `.input_zero_point`, and the same with `output` and `weight`: scales in
-    float32, zero points in int8, or in int16 for more than 8 bits. Their shapes are those that compressed-tensors gives its
-    parameters: (1,) for a tensor, (rows, 1) for rows of a weight, (rows, groups) for its groups.
+    float32, zero points in int8, or in int16 for more than 8 bits; float8 has none. Their shapes are those that compressed-tensors
+    gives its parameters: (1,) for a tensor, (rows, 1) for rows of a weight, (rows, groups) for its groups.
     `compressed_tensors.quantization` reads the file by `load_pretrained_quantization_parameters(net, path)`, after
     `apply_quantization_config(net, config)`. The weights of the network are not in the file. Its metadata have the configuration as
     JSON, under `quantization_config`.
@@ -72,7 +72,7 @@ def to_compressed_tensors(
     tensors: dict[str, Tensor] = {}
     for side, (scheme, by_layer) in found.items():
         for layer, each in by_layer.items():
-            for name, value in zip(("scale", "zero_point"), qparams(each, scheme), strict=True):
+            for name, value in qparams(each, scheme).items():
                 shaped = value.unsqueeze(-1) if value.ndim == 0 or scheme.per == "channel" else value
                 tensors[f"{layer}.{side}_{name}"] = shaped.contiguous()
     config = {
@@ -96,5 +96,5 @@ def to_compressed_tensors(
 def _arguments(scheme: Scheme | None) -> dict[str, Any] | None:
     if scheme is None:
         return None
-    common = {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric, "dynamic": False}
+    common = {"num_bits": scheme.bits, "type": "float" if scheme.float8 else "int", "symmetric": scheme.symmetric, "dynamic": False}
     return common | ({"strategy": scheme.per} if isinstance(scheme.per, str) else {"strategy": "group", "group_size": scheme.per})

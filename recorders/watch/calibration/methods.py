@@ -12,7 +12,7 @@ from recorders.watch.calibration.distribution import Distribution
 from reducers import affine_qparams
 from reducers.errors import ArgumentError
 
-__all__ = ["Method", "ClippingRange", "minmax", "mse", "percentile"]
+__all__ = ["ClippingRange", "Method", "minmax", "mse", "percentile"]
 
 
 class ClippingRange(NamedTuple):

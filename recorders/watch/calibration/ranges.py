@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from recorders.errors import SelectionError
 from recorders.recordings.recording import Subrecording
 from recorders.watch.calibration.distribution import Distribution, pooled
-from recorders.watch.calibration.methods import Method, ClippingRange, minmax
+from recorders.watch.calibration.entropy import entropy
+from recorders.watch.calibration.methods import ClippingRange, Method, minmax, mse
 from reducers import Product, Quantile, Reducer, State, affine_qparams
 from reducers.core.reducer import check_size
 from reducers.errors import ArgumentError
@@ -24,7 +25,7 @@ Side: TypeAlias = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How numbers become integers.
+    """How numbers become integers, or float8.
 
     Attributes:
         bits: of the integers, from 2 to 16.
@@ -33,9 +34,11 @@ class Scheme:
             inputs and outputs are those of the layer, of weights its rows; groups of weights lie within a row.
         method: which chooses the range: `minmax`, `percentile(99.99)`, `mse`, `entropy`, or a function like these.
         importance: whether each weight counts by the mean square of its input, which the recording holds. It is for weights only.
+        float8: whether numbers become float8 (e4m3, up to 448) in place of integers. `mse` and `entropy` search among integers, so
+            they are not for it.
 
     Raises:
-        ArgumentError: there are no such integers or groups.
+        ArgumentError: there are no such integers or groups, or float8 is to have other bits, a zero point or such a search.
     """
 
     bits: int = 8
@@ -43,11 +46,16 @@ class Scheme:
     per: Literal["tensor", "channel"] | int = "tensor"
     method: Method = minmax
     importance: bool = False
+    float8: bool = False
 
     def __post_init__(self) -> None:
         check_size(self, "bits", 2, 16)
         if self.per not in ("tensor", "channel") and not (type(self.per) is int and self.per > 0):
             raise ArgumentError(f"Scheme takes 'tensor', 'channel' or a positive number of channels as per and got {self.per!r}")
+        if self.float8 and (self.bits != 8 or not self.symmetric or self.method in (mse, entropy)):
+            raise ArgumentError(
+                "float8 has 8 bits and no zero point, and mse and entropy search among integers: use minmax or percentile"
+            )
 
 
 PLAIN = Scheme()
@@ -99,6 +107,8 @@ def ranges(recording: Mapping[str, Subrecording], side: Side = "input", scheme: 
                 f"{side}/{layer} has {state['min'].numel()} distributions of {channels} channels, which tell no ranges per "
                 f"{scheme.per}: record presets.calibration(per_channel=True), or with group_size"
             )
+        if not shared["counts"].any(dim=-1).all():
+            raise ArgumentError(f"{side}/{layer}: a {scheme.per if isinstance(scheme.per, str) else 'group'} has no finite numbers")
         found[layer] = scheme.method(Distribution.of_quantile(quantile, shared), scheme.bits, scheme.symmetric)
     return found
 
@@ -189,10 +199,14 @@ def only(side: str, scheme: Scheme, allowed: tuple[str, ...], what: str) -> None
         raise ArgumentError(f"{what} has scales of {side} per {' or '.join(allowed)}, and none per {scheme.per}")
 
 
-def qparams(found: ClippingRange, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """The scale, float32, and the zero point, int8 or for more than 8 bits int16, of a range; see `affine_qparams`."""
+def qparams(found: ClippingRange, scheme: Scheme) -> dict[str, Tensor]:
+    """The `scale` of a range, float32, and for integers the `zero_point`: int8, or int16 for more than 8 bits."""
+    if scheme.float8:
+        most = torch.finfo(torch.float8_e4m3fn).max
+        largest = torch.maximum(-found.low, found.high).float()
+        return {"scale": (largest / most).clamp(min=torch.finfo(torch.float32).eps)}
     scale, zero_point = affine_qparams(found.low, found.high, scheme.bits, symmetric=scheme.symmetric)
-    return scale, zero_point.to(torch.int8 if scheme.bits <= 8 else torch.int16)
+    return {"scale": scale, "zero_point": zero_point.to(torch.int8 if scheme.bits <= 8 else torch.int16)}
 
 
 def _layers(recording: Mapping[str, Subrecording], side: str) -> Iterator[tuple[str, Subrecording]]:

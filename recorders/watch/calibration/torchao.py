@@ -27,7 +27,8 @@ def to_torchao(
     """Writes the scale and the zero point of the input of each layer into a safetensors file.
 
     They are `<layer>.act_quant_scale`, float32, and `<layer>.act_quant_zero_point`, int8: the arguments of
-    `torchao.quantization.Int8StaticActivationInt8WeightConfig`, which quantises weights by itself. Both have as many dimensions as
+    `torchao.quantization.Int8StaticActivationInt8WeightConfig`, or for float8, which has no zero point, of
+    `Float8StaticActivationFloat8WeightConfig`. Both quantise weights by themselves. The tensors have as many dimensions as
     the inputs, each of length 1, because torchao compares them.
 
     Args:
@@ -46,7 +47,7 @@ def to_torchao(
         raise ArgumentError(f"torchao has static scales for 8 bits, and none for {inputs.bits}")
     tensors: dict[str, Tensor] = {}
     for layer, found in ranges(recording, "input", inputs).items():
-        for name, value in zip(("scale", "zero_point"), qparams(found, inputs), strict=True):
+        for name, value in qparams(found, inputs).items():
             tensors[f"{layer}.act_quant_{name}"] = value.reshape([1] * dimensions)
     with written_whole(Path(as_path(path))) as draft:
         save_file(tensors, draft, {"format": "pt"})

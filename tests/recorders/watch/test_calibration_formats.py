@@ -95,6 +95,7 @@ SCHEMES = [
     (Scheme(symmetric=False, bits=8), Scheme(symmetric=False), Scheme(per="tensor", symmetric=False)),
     (Scheme(bits=4), None, Scheme(bits=4, per="channel", symmetric=False)),
     (Scheme(method=percentile(99.5), symmetric=False), Scheme(method=mse), None),
+    (Scheme(float8=True), Scheme(float8=True, method=percentile(99)), Scheme(float8=True, per="channel")),
 ]
 
 
@@ -121,7 +122,8 @@ def test_compressed_tensors_reads_the_scales_that_its_own_functions_compute(
             arguments = getattr(module.quantization_scheme, {"weight": "weights"}.get(side, f"{side}_activations"))
             scale, zero_point = compute(*(end.float() for end in found[layer]), arguments)
             assert getattr(module, f"{side}_scale").reshape(-1).equal(scale.reshape(-1))
-            assert getattr(module, f"{side}_zero_point").reshape(-1).equal(zero_point.reshape(-1))
+            zero_points = getattr(module, f"{side}_zero_point").reshape(-1)
+            assert zero_points.float().equal(zero_point.reshape(-1).float())
     with torch.inference_mode():
         assert net(batches[0]).isfinite().all()
 
@@ -256,6 +258,21 @@ def test_the_search_of_torchao_finds_the_same_range(net: Mlp, batches: list[Tens
     found = ranges(record(net, batches), "input", Scheme(method=mse))["first"]
     losses = [observer.loss_fn(x, -end, end).item() for end in (found.high.float(), observer.max_val)]
     assert losses[0] <= 1.05 * losses[1]
+
+
+def test_torchao_takes_scales_of_float8(net: Mlp, batches: list[Tensor], tmp_path: Path) -> None:
+    ao, observing = library("torchao.quantization"), library("torchao.quantization.observer")
+    kind = library("torchao.quantization.quant_primitives").MappingType.SYMMETRIC
+    path = tmp_path / "scales.safetensors"
+    to_torchao(record(net, batches), path, inputs=Scheme(float8=True))
+    read = load_file(path)
+    assert set(read) == {"first.act_quant_scale", "second.act_quant_scale"}
+    for layer, by_side in values(net, batches).items():
+        observer = observing.AffineQuantizedMinMaxObserver(
+            kind, torch.float8_e4m3fn, ao.PerTensor(), eps=torch.finfo(torch.float32).eps, keepdim=True
+        )
+        observer(by_side["input"])
+        assert read[f"{layer}.act_quant_scale"].equal(observer.calculate_qparams()[0])
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
