@@ -63,9 +63,9 @@ class TrackerVisualizer:
         most: int | None = MOST,
         **options: Any,
     ) -> None:
-        self._make: Any = None
+        self._class: Any = None
         if isinstance(tracker, str):
-            self._make = _maker(tracker)
+            self._class = _maker(tracker)
         elif isinstance(tracker, type) or not callable(getattr(tracker, "log", None)):
             raise LensError(f"a tracker is a name, an Accelerator, or an object with log(values, step); got {tracker!r:.100}")
         elif options:
@@ -100,7 +100,7 @@ class TrackerVisualizer:
             own.finish()
 
     def _trackers(self) -> Sequence[Any]:
-        if self._make is not None:
+        if self._class is not None:
             if self._own is None:
                 self._own = self._start()
             return (self._own,)
@@ -114,8 +114,8 @@ class TrackerVisualizer:
 
     def _start(self) -> Any:
         require("accelerate", "trackers").PartialState()  # trackers ask it whether they are on the main process
-        folder = (self._folder,) if self._make.requires_logging_directory else ()
-        made = self._make(self._project, *folder, **self._options)
+        folder = (self._folder,) if self._class.requires_logging_directory else ()
+        made = self._class(self._project, *folder, **self._options)
         if hasattr(made, "start"):  # in older releases of accelerate, making one starts it
             made.start()
         return made
