@@ -15,9 +15,12 @@ __all__ = ["Runs", "TensorPart", "runs_of"]
 class TensorPart(NamedTuple):
     """Which part of a tensor a rank observes: a block of neighbouring elements.
 
-    Attributes:
-        shape: the shape of the whole tensor.
-        start: the index in it of the first element of the part.
+    `shape` is that of the whole tensor, and `start` the index in it of the first element of the part.
+
+    >>> import torch
+    >>> from reducers import Digest
+    >>> Digest().of_part(TensorPart((4, 2), (2, 0))).update({}, torch.ones(2, 2))["observations"]
+    tensor(1)
     """
 
     shape: tuple[int, ...]
