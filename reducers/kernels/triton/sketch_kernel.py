@@ -88,15 +88,19 @@ def _read(
     slot = first + number
     turn = tl.load(turns + slot) if WHOLE else tl.load(turns + slot, mask=slot < stop, other=0)
     place = ((bucket[None, :] + (turn & -64)[:, None]) & (BUCKETS - 1)) ^ (turn & 63)[:, None]
-    half = signs + first * (BUCKETS // 32) + (number[:, None] * (BUCKETS // 32) + (bucket >> 5)[None, :])
+    # Places of neighbouring buckets are called close, but of no alignment, so that the threads of a warp have such buckets, and not
+    # other blocks, and read one by one. Compilers take this only of sums, in the function that computes them.
+    half = number[:, None] * (BUCKETS // 32) + (bucket >> 5)[None, :]
+    half = signs + first * (BUCKETS // 32) + tl.multiple_of(tl.max_contiguous(half, [1, 2]), [1, 1])
     half = tl.load(half) if WHOLE else tl.load(half, mask=(slot < stop)[:, None], other=0)
     if origins is not None:
         origin = tl.load(origins + slot * 2, mask=slot < stop, other=0)[:, None]
         ends = tl.load(origins + slot * 2 + 1, mask=slot < stop, other=0)[:, None]
         there = (place >= (ends >> 32).to(tl.int32)) & (place < ends.to(tl.int32))
-        value = tl.load(x + origin + place, mask=there, other=0)
+        place = tl.multiple_of(tl.max_contiguous(origin + place, [1, 2]), [1, 1])
+        value = tl.load(x + place, mask=there, other=0)
     else:
-        place += number[:, None] * BUCKETS
+        place = tl.multiple_of(tl.max_contiguous(place + number[:, None] * BUCKETS, [1, 2]), [1, 1])
         begin = first * BUCKETS - before
         least = tl.maximum(-begin, 0).to(tl.int32)
         most = tl.minimum(length - begin, SLOTS * BUCKETS).to(tl.int32)
