@@ -37,10 +37,10 @@ def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int], kinds: Sequence[i
         kinds: what is added to the two sums of each tensor.
 
     Returns:
-        None if runs begin at different bytes of a word.
+        None if runs begin at different bytes of a word, or are more than int32 counts.
     """
     found = _words(xs, runs)
-    if found is None:
+    if found is None or found[1].number * _slots(found[1]) >= 2**31:
         return None
     words, runs = found
     tiles = -(-runs.number * _slots(runs) // _TOGETHER)
