@@ -192,7 +192,11 @@ def _state(digest: Pair, factor: Pair, number: int) -> State:
 
 def words_of(numbers: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Return numbers below 2**64 as int64, which are the same modulo 2**64."""
-    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in numbers], device=device)
+    signed = [(one + 2**63) % 2**64 - 2**63 for one in numbers]
+    if torch.device(device).type == "cpu":
+        return torch.tensor(signed, device=device)
+    # Each by itself: whoever copies a list to a GPU waits for it.
+    return torch.stack([torch.full((), one, dtype=torch.int64, device=device) for one in signed])
 
 
 def _join_numbers(a: State, b: State) -> State:
