@@ -84,18 +84,23 @@ for x in EMPTY:
 """,
     "digests": """
 from reducers.kernels.cpp.digest import looped_digests
+from reducers.kernels.parts import Runs
 for x in EMPTY:
     assert Digest().update({}, x) == {}
     assert Digest().update_all({}, x[None]) == {}
     assert Digest().update_all({}, ones(0, 3)) == {}
-    assert looped_digests(x, max(1, len(x)), 0, (0, 0, 0)) == [0] * max(1, len(x))
+    for runs in (Runs(1, 0), Runs(1, 0, 5), Runs(3, 0, 5, 7)):
+        assert looped_digests(x, max(1, len(x)), runs, (0, 0, 0)) == [0] * (2 * max(1, len(x)))
 """,
     "sketches": """
+from reducers.kernels.cpp.sketch import looped_sketches
+from reducers.kernels.parts import Runs
 from reducers.kernels.sketches import sketched
 for x in EMPTY:
     assert Sketch().update({}, x) == {}
     assert Sketch().update_all({}, x[None]) == {}
     for xs in (x, x[None]):
+        looped_sketches(xs, 64, Runs(3, 0, 5, 7))
         sums, facts = sketched(xs, 64)
         assert sums.shape == (len(xs), 64)
         assert not sums.any()

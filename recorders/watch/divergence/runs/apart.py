@@ -13,7 +13,10 @@ from torch import Tensor
 from recorders.watch.divergence.runs.matching import Matched
 from recorders.watch.divergence.runs.run import RunTracks, Track, TrackName
 
-__all__ = ["Apart", "Gap", "joint", "largest", "multiple", "or_zero"]
+__all__ = ["SUMMING", "Apart", "Gap", "joint", "largest", "multiple", "or_zero"]
+
+SUMMING = 1e-12
+"""How far norms of the same numbers may be apart, relative to them, because they were added in another order, in float64."""
 
 _GRADIENTS = ("gradient", "input gradient", "weight gradient")
 _TINY = 1e-3  # of the largest gradient in the net: smaller ones are compared with this much of it
@@ -279,7 +282,7 @@ def joint(gaps: Iterable[Gap], steps: int) -> Tensor:
 
 def _holds_the_same(a: Track, b: Track) -> bool:
     """Whether the first of each holds the same numbers in another order, as far as their squares tell."""
-    same_norm = math.isclose(float(a.norm[0]), float(b.norm[0]), rel_tol=1e-12)
+    same_norm = math.isclose(float(a.norm[0]), float(b.norm[0]), rel_tol=SUMMING)
     apart = float(torch.linalg.vector_norm(a.sketch[0] - b.sketch[0])) if a.sketch.shape == b.sketch.shape else 0.0
     return bool(a.count[0] == b.count[0]) and same_norm and apart > 0.1 * float(a.norm[0])
 

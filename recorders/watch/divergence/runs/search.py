@@ -15,7 +15,7 @@ from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording
 from recorders.watch.divergence.distance import Tolerance
 from recorders.watch.divergence.runs.answer import RunDivergence
-from recorders.watch.divergence.runs.apart import Apart, Gap, joint, largest, multiple, or_zero
+from recorders.watch.divergence.runs.apart import SUMMING, Apart, Gap, joint, largest, multiple, or_zero
 from recorders.watch.divergence.runs.gradients import holders, switched
 from recorders.watch.divergence.runs.growth import Growth
 from recorders.watch.divergence.runs.matching import matched
@@ -209,7 +209,7 @@ class _Search:
                 found.append(f"{what}, bit for bit")
             elif seen:
                 far = float(joint(seen, self.count)[step])
-                found.append(f"{what}, up to {far:.1g}" if far else f"{what}, in another order")
+                found.append(f"{what}, up to {far:.1g}" if far > SUMMING else f"{what}, in another order")
         return tuple(found)
 
     # The phases of a step
