@@ -150,7 +150,9 @@ class Quantile(Statistic):
         first, _ = self._exponents
         numbers = torch.arange(self._buckets_per_sign + 1, device="cpu")
         starts = 1 + (numbers & ((1 << self.bits) - 1)).double() * 2.0**-self.bits
-        above = torch.cat((torch.ldexp(starts, first + (numbers >> self.bits)), torch.full((1,), math.inf, dtype=starts.dtype)))
+        above = torch.cat(
+            (torch.ldexp(starts, first + (numbers >> self.bits)), torch.full((1,), math.inf, dtype=starts.dtype, device="cpu"))
+        )
         return torch.cat((-above.flip(0), above))
 
     @property

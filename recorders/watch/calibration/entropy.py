@@ -50,10 +50,10 @@ def entropy(distribution: Distribution, bits: int = 8, symmetric: bool = True) -
 
 def _clip(magnitudes: Distribution, levels: int) -> Tensor:
     """The magnitude from which on numbers are clipped."""
-    edges = magnitudes.high * torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
+    edges = magnitudes.high * torch.arange(_BINS + 1, dtype=torch.float64, device=magnitudes.high.device) / _BINS
     bins = _even_bins(magnitudes, edges)
     bins[0] = bins[1]
-    kept = torch.arange(max(_FIRST, levels), _BINS + 1)
+    kept = torch.arange(max(_FIRST, levels), _BINS + 1, device=edges.device)
     found = _divergences(bins, kept, levels)
     return edges[kept[found <= found.min() + _ROUNDING][-1]]
 
@@ -65,7 +65,7 @@ def _divergences(bins: Tensor, kept: Tensor, levels: int) -> Tensor:
     """
     total, last = bins.sum(), bins[kept - 1]
     below, plogp, filled = (torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in (bins, _xlogx(bins), (bins > 0).double()))
-    bounds = -(-(kept.unsqueeze(-1) * torch.arange(levels + 1)) // levels)  # rounded up
+    bounds = -(-(kept.unsqueeze(-1) * torch.arange(levels + 1, device=kept.device)) // levels)  # rounded up
     inside, clipped = below[kept], total - below[kept]
     sums = below[bounds].diff(dim=-1)
     means = sums / filled[bounds].diff(dim=-1).clamp(min=1)

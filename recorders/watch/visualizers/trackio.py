@@ -154,7 +154,7 @@ def binned(reducer: Histogram | Quantile, state: State, bins: int = 64) -> tuple
         return result["counts"].cpu().double().reshape(-1, len(edges) - 1).sum(0), edges
     counts = state["counts"].reshape(-1, state["counts"].shape[-1]).sum(0).cpu().double()
     if not counts.any():
-        return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        return torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.float64, device="cpu")
     low, high = state["min"].min().item(), state["max"].max().item()
     ends = reducer.edges().clamp(low, high)
     if low == high:

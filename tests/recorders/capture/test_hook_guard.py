@@ -319,7 +319,7 @@ FAILING: dict[str, Callable[[], Monitor]] = {
     "op of a gradient": lambda: BackwardMonitor(Mean(), op_=boom),
     "pattern of a gradient": lambda: BackwardMonitor(Mean("b c h w -> c")),
     "premap of a gradient": lambda: BackwardMonitor(Mean().premap(boom)),
-    "not a tuple": lambda: ForwardMonitor(Mean(), map_=lambda *xs: xs[0]),
+    "not a tuple": lambda: ForwardMonitor(Mean(), map_=lambda *xs: [xs[0]]),
     "missing": lambda: ForwardMonitor(Mean(), op_=lambda output, inputs: output.nothing),
 }
 

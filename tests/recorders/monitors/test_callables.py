@@ -123,7 +123,7 @@ def thirteen() -> nn.Sequential:
 MISTAKES: dict[str, Callable[[], Monitor]] = {
     "op": lambda: ForwardMonitor(Mean(), op_=lambda output: output.nothing),
     "arity": lambda: ForwardMonitor(Mean(), op_=lambda output, inputs, third: output),
-    "map": lambda: ForwardMonitor(Mean(), map_=lambda output: output),
+    "map": lambda: ForwardMonitor(Mean(), map_=lambda output: [output]),  # type: ignore[arg-type,return-value]
     "filter": lambda: ForwardMonitor(Mean(), filter_=lambda output: output.nothing),
     "condition": lambda: ForwardMonitor(Mean(), condition=lambda: {}["x"]),
     "pattern": lambda: ForwardMonitor(Mean("b c h w -> c")),
