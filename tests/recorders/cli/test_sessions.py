@@ -33,7 +33,16 @@ def steps(text: str) -> list[tuple[str, str, int]]:
     return found
 
 
-@pytest.mark.parametrize("session", sorted(SESSIONS.glob("*.txt")), ids=lambda path: path.stem)
+LONG = {"quickstart", "resume"}  # many processes, each of which imports PyTorch; what they show is tested elsewhere, too
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.long] if path.stem in LONG else [])
+        for path in sorted(SESSIONS.glob("*.txt"))
+    ],
+)
 def test_a_newcomer_sees_what_he_expects(session: Path, tmp_path: Path) -> None:
     if session.stem == "quickstart":
         pytest.importorskip("sklearn")

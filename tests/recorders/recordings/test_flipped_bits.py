@@ -146,7 +146,7 @@ def test_a_flipped_bit_in_a_manifest_is_noticed(made: Path, kind: Kind, head: in
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [15, 100])
+@pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.long)])
 def test_a_flipped_bit_in_any_other_file_is_noticed(made: Path, kind: Kind, count: int, tmp_path: Path) -> None:
     rank = 0 if kind == "ranks" else None
     for path in sorted(next(made.glob("generation-*")).iterdir()):

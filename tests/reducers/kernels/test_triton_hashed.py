@@ -173,7 +173,7 @@ def part_of(x: Tensor, start: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor
 HASHED = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cut=cuts(), rows=st.integers(1, 2), dtype=st.sampled_from(HASHED))
 def test_parts_have_the_digest_of_the_whole(cut: Any, rows: int, dtype: torch.dtype, taken: list[Any]) -> None:
     """The kernel takes them unless one run begins at another byte of a word than the next."""
@@ -198,7 +198,7 @@ def test_a_complex_part_has_its_digest(taken: list[Any]) -> None:
     assert all(found is not None for found in taken[-2:])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cut=cuts(), rows=st.integers(1, 2), dtype=st.sampled_from(HASHED), k=st.sampled_from((64, 128, 512)))
 def test_parts_have_the_sketch_of_the_whole(cut: Any, rows: int, dtype: torch.dtype, k: int, taken: list[Any]) -> None:
     shape, parts = cut
