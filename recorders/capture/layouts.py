@@ -132,9 +132,10 @@ def _part_of(tensor: Any) -> TensorPart | None:
     describe = getattr(tensor, "__create_chunk_list__", None)  # by which checkpoints of PyTorch know it
     if describe is None:
         return None
-    (chunk,) = describe()
+    chunk, *others = describe()
     sizes = (*tensor.shape, *chunk.offsets)
-    known = all(type(size) is int for size in sizes) and tuple(chunk.sizes) == tensor.to_local().shape and 0 not in chunk.sizes
+    known = not others and all(type(size) is int for size in sizes) and 0 not in chunk.sizes
+    known = known and tuple(chunk.sizes) == tensor.to_local().shape
     return TensorPart(tuple(tensor.shape), tuple(chunk.offsets)) if known else None
 
 

@@ -31,7 +31,7 @@ from recorders.capture.operands import (
 from recorders.errors import GivenError, MonitorError, OperandError, RecordingWarning
 from recorders.monitors import channels
 from recorders.monitors.attachment import Attachment
-from recorders.monitors.buffer import Buffer
+from recorders.monitors.buffer import NO_PARTS, Buffer
 from recorders.monitors.callables import call
 from recorders.monitors.gate import Gate
 from recorders.monitors.options import OnError
@@ -326,15 +326,20 @@ def store(
         made_of: the placement of what callables got, if there are any.
     """
     plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
-    buffer, parts = monitor.buffer, dict[str, TensorPart]()
+    buffer, parts = monitor.buffer, NO_PARTS
     if info or made_of is not None or not plain_only or buffer.places or in_use():
         known = {path: info.get(path) or PlacementInfo.of(xs, positional=buffer.positional) for path, xs in inputs.items()}
         note_places(monitor, known, made_of)
         inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
-        for path, place in buffer.places.items() if buffer.positional else ():
-            part = (known[path].part or even_part(place, inputs[path][0].shape)) if path in inputs and place.parts else None
-            parts |= {} if part is None else {path: part}
+        parts = _parts(buffer.places, known, inputs) if buffer.positional else NO_PARTS
     buffer.add(inputs, parts)
+
+
+def _parts(places: Mapping[str, Placement], known: Mapping[str, PlacementInfo], inputs: Inputs) -> dict[str, TensorPart]:
+    """Which part of a larger tensor an input is, if it is one; if that is not known, parts are taken to be of one size."""
+    cut = {path: place for path, place in places.items() if path in inputs and place.parts}
+    found = {path: known[path].part or even_part(place, inputs[path][0].shape) for path, place in cut.items()}
+    return {path: part for path, part in found.items() if part is not None}
 
 
 def note_places(monitor: Observer, info: Mapping[str, PlacementInfo], made_of: Placement | None = None) -> None:

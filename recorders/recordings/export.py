@@ -178,10 +178,10 @@ def _frame(blocks: Iterable[_Block], kinds: Mapping[str, str], backend: Backend 
         for axis, column in enumerate(axes):
             column += along[axis] if axis < len(along) else [None] * len(values)
         columns["value"] += values
-    found = {name: columns[name] for name in kinds}
-    found |= {f"index_{number}": column for number, column in enumerate(axes[1:], 1)}
-    order = [name for name in found if name != "value"] + ["value"]
-    return as_frame({name: found[name] for name in order}, {name: kinds.get(name, "Int64") for name in order}, backend)
+    values = columns.pop("value")
+    columns |= {f"index_{number}": column for number, column in enumerate(axes[1:], 1)} | {"value": values}
+    kinds = {name: kinds.get(name, "Int64") for name in columns if name in kinds or name not in COLUMNS}
+    return as_frame({name: columns[name] for name in kinds}, kinds, backend)
 
 
 def _arrays(recorded: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.errors import ArgumentError, ReducerTypeError
+from reducers.errors import ArgumentError, ReducerTypeError, StateMismatchError
 from reducers.kernels.parts import TensorPart
 
-__all__ = ["align_input", "check_part", "checked_part", "observation", "observation_with"]
+__all__ = ["align_input", "check_equally_often", "check_part", "checked_part", "observation", "observation_with"]
 
 _MOST = 1 << 59  # elements of a tensor: places in its memory are counted in int64
 
@@ -105,3 +105,16 @@ def checked_part(reducer: Any, xs: Tensor) -> TensorPart | None:
             f"{part.start} on"
         )
     return part
+
+
+def check_equally_often(reducer: object, number: int, other: int) -> None:
+    """Check that there were as many observations of one part as of another.
+
+    Raises:
+        StateMismatchError: there were not.
+    """
+    if number != other:
+        raise StateMismatchError(
+            f"{reducer!r}: of one part there were {number} observations, of another {other}: ranks must observe their parts "
+            "equally often"
+        )

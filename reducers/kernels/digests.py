@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.digest import looped_digests
 from reducers.kernels.failing import Kernels, found, tried
-from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right
+from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, words_of
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
 
@@ -88,15 +88,10 @@ def digests(xs: Tensor, part: TensorPart | None = None) -> list[int] | Tensor:
     xs = xs.resolve_conj().resolve_neg()
     if xs.is_complex():
         xs, part = torch.view_as_real(xs), part and TensorPart((*part.shape, 2), (*part.start, 0))
-    pieces = runs_of(xs, part)
-    sums = _hashed(*next(pieces), kinds)
-    for piece, runs in pieces:
-        hashes = _hashed(piece, runs, [0, 0])
-        if isinstance(hashes, Tensor):
-            sums = hashes + (sums if isinstance(sums, Tensor) else _signed(sums, xs.device).view(-1, 2))
-        else:
-            sums = [(one + other) % 2**64 for one, other in zip(hashes, sums, strict=True)]
-    return sums
+    found: list[Any] = [_hashed(piece, runs, [0, 0] if number else kinds) for number, (piece, runs) in enumerate(runs_of(xs, part))]
+    if isinstance(found[0], Tensor):
+        return sum(found[1:], found[0])
+    return [sum(sums) % 2**64 for sums in zip(*found, strict=True)]
 
 
 def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> list[Tensor] | None:
@@ -123,16 +118,12 @@ def as_operator(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tenso
         shape, start: of the part, see `TensorPart`; nothing if the tensors are whole.
     """
     hashes = digests(xs, TensorPart(tuple(shape), tuple(start)) if shape else None)
-    return hashes if isinstance(hashes, Tensor) else _signed(hashes, xs.device).view(-1, 2)
+    return hashes if isinstance(hashes, Tensor) else words_of(hashes, xs.device).view(-1, 2)
 
 
 @as_operator.register_fake
 def _(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
     return xs.new_empty((xs.shape[0], 2), dtype=torch.int64)
-
-
-def _signed(numbers: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([(one + 2**63) % 2**64 - 2**63 for one in numbers], device=device)
 
 
 @lru_cache(maxsize=256)
@@ -153,11 +144,9 @@ def _hashed(xs: Tensor, runs: Runs, kinds: list[int]) -> list[int] | Tensor:
         return hashes
     looped = _looped(xs, runs, nans) if xs.device.type == "cpu" else None
     if looped is not None:
-        return [(one + kind) % 2**64 for one, kind in zip(looped, kinds * xs.shape[0], strict=True)]
+        return [one + kind for one, kind in zip(looped, kinds * xs.shape[0], strict=True)]
     sums = _of_words(xs) if runs.number == 1 and runs.start == 0 else _of_elements(xs, runs)
-    # Each number by itself: a GPU would have to wait for a tensor of them.
-    signed = [(kind + 2**63) % 2**64 - 2**63 for kind in kinds]
-    return torch.stack([one + kind for one, kind in zip(sums.unbind(1), signed, strict=True)], dim=1)
+    return sums + words_of(kinds, sums.device)
 
 
 def _looped(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> list[int] | None:
@@ -170,7 +159,7 @@ def _looped(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> list[int] | N
         more = looped_digests(part.contiguous(), 1, Runs(1, part.numel(), runs.start + first // size), nans)
         if more is None:
             return None
-        sums = [(one + other) % 2**64 for one, other in zip(sums, more, strict=True)]
+        sums = [one + other for one, other in zip(sums, more, strict=True)]
     return sums
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["GOLDEN", "SECOND", "bits_of", "integers", "mix", "mixed", "shift_right"]
+__all__ = ["GOLDEN", "SECOND", "bits_of", "integers", "mix", "mixed", "shift_right", "signed", "words_of"]
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 """2**64 over the golden ratio, as int64."""
@@ -24,7 +26,7 @@ def mix(x: Tensor, salt: int) -> Tensor:
 
     Reference: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, variant 13 of Stafford.
     """
-    x = x + ((salt * GOLDEN + 2**63) % 2**64 - 2**63)
+    x = x + signed(salt * GOLDEN)
     x = (x ^ shift_right(x, 30)) * _FIRST
     x = (x ^ shift_right(x, 27)) * SECOND
     return x ^ shift_right(x, 31)
@@ -36,6 +38,20 @@ def mixed(x: int, salt: int) -> int:
     x = (x ^ x >> 30) * _FIRST % 2**64
     x = (x ^ x >> 27) * SECOND % 2**64
     return x ^ x >> 31
+
+
+def signed(number: int) -> int:
+    """Return the integer that int64 holds in place of a number, which is the same modulo 2**64."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def words_of(numbers: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Return numbers as int64, which are the same modulo 2**64."""
+    words = [signed(number) for number in numbers]
+    if torch.device(device).type == "cpu":
+        return torch.tensor(words, device=device)
+    # Each by itself: whoever copies a list to a GPU waits for it.
+    return torch.stack([torch.full((), word, dtype=torch.int64, device=device) for word in words])
 
 
 def bits_of(x: Tensor) -> Tensor:

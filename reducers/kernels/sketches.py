@@ -9,8 +9,9 @@ tensor add up to those of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -68,11 +69,7 @@ def sketched(xs: Tensor, buckets: int, part: TensorPart | None = None) -> tuple[
         return in_graph
     if xs.is_complex():
         xs, part = torch.view_as_real(xs.resolve_conj()), part and TensorPart((*part.shape, 2), (*part.start, 0))
-    pieces = [_sketched(piece, buckets, runs) for piece, runs in runs_of(xs, part)]
-    sums, facts = pieces[0]
-    for more, other in pieces[1:]:
-        sums, facts = sums + more, join_facts(facts, other)
-    return sums, facts
+    return _added([_sketched(piece, buckets, runs) for piece, runs in runs_of(xs, part)])
 
 
 @custom_op("reducers::sketched", mutates_args=())
@@ -105,18 +102,26 @@ def _sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
         return nothing.new_zeros(xs.shape[0], buckets), nothing.repeat(xs.shape[0], 1)
     if xs.device.type != "cpu" or runs.number * runs.length < 2 * CHUNK:
         return _summed(flat, buckets, runs)
-    if runs.number == 1:
-        size = max(1, CHUNK // buckets) * buckets - runs.start % buckets  # the others begin with a block
-        pieces = [flat[:, :, :size], *torch.split(flat[:, :, size:], max(1, CHUNK // buckets) * buckets, dim=2)]
-        starts = [runs.start, *(runs.start + size + number * pieces[1].shape[2] for number in range(len(pieces) - 1))]
-        parts = [_summed(piece, buckets, Runs(1, piece.shape[2], at)) for piece, at in zip(pieces, starts, strict=True)]
-    else:
-        size = max(1, CHUNK // runs.length)
-        pieces = [*torch.split(flat, size, dim=1)]
-        parts = [
-            _summed(piece, buckets, Runs(piece.shape[1], runs.length, runs.start + number * size * runs.stride, runs.stride))
-            for number, piece in enumerate(pieces)
-        ]
+    return _added([_summed(piece, buckets, some) for piece, some in _pieces(flat, buckets, runs)])
+
+
+def _pieces(flat: Tensor, buckets: int, runs: Runs) -> Iterator[tuple[Tensor, Runs]]:
+    """Yield pieces that fit the cache of tensors [rows, runs, elements]: some runs, or elements of the only one."""
+    number, length, start, stride = runs
+    if number > 1:
+        size = max(1, CHUNK // length)
+        for first in range(0, number, size):
+            piece = flat[:, first : first + size]
+            yield piece, Runs(piece.shape[1], length, start + first * stride, stride)
+        return
+    size = max(1, CHUNK // buckets) * buckets  # all but the first begin with a block
+    ends = range(size - start % buckets, length, size)
+    for first, end in pairwise((0, *ends, length)):
+        yield flat[:, :, first:end], Runs(1, end - first, start + first)
+
+
+def _added(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the sums and facts of elements from those of parts of them."""
     sums, facts = parts[0]
     for more, other in parts[1:]:
         sums, facts = sums + more, join_facts(facts, other)

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_shape
-from reducers.core.inputs import check_part, checked_part, observation
+from reducers.core.inputs import check_equally_often, check_part, checked_part, observation
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
-from reducers.errors import ArgumentError, StateError, StateMismatchError
+from reducers.errors import ArgumentError, StateError
 from reducers.kernels.digests import digests
+from reducers.kernels.hashing import words_of
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.sketches import FACTS, join_facts, sketched
 from reducers.samples.collect import Collect
 from reducers.state import Result, State
-from reducers.statistics.digest import digest_of, words_of
+from reducers.statistics.digest import digest_of
 
 __all__ = ["Fingerprints"]
 
@@ -105,11 +106,7 @@ class Fingerprints(Reducer):
             return a or b
         states = (a, to_device(b, a["digest/0"].device))
         words, rows = ([_COLLECT.compute(_part(state, kind)) for state in states] for kind in _KINDS)
-        if len(words[0]) != len(words[1]):
-            raise StateMismatchError(
-                f"{self!r}: of one part there were {len(words[0])} observations, of another {len(words[1])}: ranks must observe "
-                "their parts equally often"
-            )
+        check_equally_often(self, len(words[0]), len(words[1]))
         facts = join_facts(*(block[:, : len(FACTS)] for block in rows))
         eps = torch.maximum(*(block[:, len(FACTS), None] for block in rows))
         sums = rows[0][:, len(_COLUMNS) :] + rows[1][:, len(_COLUMNS) :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -10,17 +9,16 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_keys, check_shape
-from reducers.core.inputs import check_part, checked_part, observation
+from reducers.core.inputs import check_equally_often, check_part, checked_part, observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
-from reducers.errors import StateMismatchError
 from reducers.kernels.digests import absorbed, digests
-from reducers.kernels.hashing import mix, mixed, shift_right
+from reducers.kernels.hashing import mix, mixed, shift_right, signed, words_of
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import can_read_values
 from reducers.state import Result, State
 
-__all__ = ["Digest", "digest_of", "words_of"]
+__all__ = ["Digest", "digest_of"]
 
 Pair = tuple[int, int]
 
@@ -119,11 +117,7 @@ class Digest(Reducer):
             return a or b
         check_states(self, a, b)
         b = to_device(b, a["digest"].device)
-        if not torch.equal(a["observations"], b["observations"]):
-            raise StateMismatchError(
-                f"{self!r}: of one part there were {int(a['observations'])} observations, of another {int(b['observations'])}: "
-                "ranks must observe their parts equally often"
-            )
+        check_equally_often(self, int(a["observations"]), int(b["observations"]))
         return {**a, "digest": a["digest"] + b["digest"]}
 
     def _check(self, state: State) -> None:
@@ -190,20 +184,11 @@ def _state(digest: Pair, factor: Pair, number: int) -> State:
     return dict(zip(_KEYS, (words_of(digest), words_of(factor), count), strict=True))
 
 
-def words_of(numbers: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Return numbers below 2**64 as int64, which are the same modulo 2**64."""
-    signed = [(one + 2**63) % 2**64 - 2**63 for one in numbers]
-    if torch.device(device).type == "cpu":
-        return torch.tensor(signed, device=device)
-    # Each by itself: whoever copies a list to a GPU waits for it.
-    return torch.stack([torch.full((), one, dtype=torch.int64, device=device) for one in signed])
-
-
 def _join_numbers(a: State, b: State) -> State:
     """Join two states on the CPU, by Python's integers: a fifth of the time that operations on tensors take."""
     (digest, factor, number), (digest_b, factor_b, number_b) = (_numbers(state) for state in (a, b))
     before = _times(digest, factor_b)
-    wrapped = (number + number_b + 2**63) % 2**64 - 2**63  # as a tensor would, of counts that a file made up
+    wrapped = signed(number + number_b)  # as a tensor would be, of counts that a file made up
     return _state((before[0] + digest_b[0], before[1] + digest_b[1]), _times(factor, factor_b), wrapped)
 
 

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Subrecording
-from recorders.watch.calibration.methods import ClippingRange
-from recorders.watch.calibration.ranges import PLAIN, Scheme, only, qparams, ranges, weight_ranges
-from reducers.errors import ArgumentError
+from recorders.watch.calibration.ranges import PLAIN, Scheme, asked_ranges, only, qparams
 
 __all__ = ["to_compressed_tensors"]
 
@@ -56,21 +54,15 @@ def to_compressed_tensors(
         ArgumentError: there are no scales of that granularity, no finite numbers, nothing to write, or `net` is missing.
         StorageError: `path` is none.
     """
-    found: dict[str, tuple[Scheme, dict[str, ClippingRange]]] = {}
-    if inputs is not None:
-        only("inputs", inputs, ("tensor",), _FORMAT)
-        found["input"] = inputs, ranges(recording, "input", inputs)
-    if outputs is not None:
-        only("outputs", outputs, ("tensor",), _FORMAT)
-        found["output"] = outputs, ranges(recording, "output", outputs)
-    if weights is not None:
-        if net is None:
-            raise ArgumentError("to_compressed_tensors needs net to find the range of its weights")
-        found["weight"] = weights, weight_ranges(net, recording, weights)
-    if not found:
-        raise ArgumentError("to_compressed_tensors has nothing to write: give a Scheme as inputs, outputs or weights")
+    for name, given in (("inputs", inputs), ("outputs", outputs)):
+        if given is not None:
+            only(name, given, ("tensor",), _FORMAT)
+    schemes = {"input": inputs, "output": outputs, "weight": weights}
+    found = asked_ranges(recording, net, "to_compressed_tensors", schemes)
     tensors: dict[str, Tensor] = {}
-    for side, (scheme, by_layer) in found.items():
+    for side, by_layer in found.items():
+        scheme = schemes[side]
+        assert scheme is not None
         for layer, each in by_layer.items():
             for name, value in qparams(each, scheme).items():
                 shaped = value.unsqueeze(-1) if value.ndim == 0 or scheme.per == "channel" else value
@@ -81,7 +73,7 @@ def to_compressed_tensors(
         "quantization_status": "frozen",
         "config_groups": {
             "group_0": {
-                "targets": sorted({layer for _, by_layer in found.values() for layer in by_layer}),
+                "targets": sorted({layer for by_layer in found.values() for layer in by_layer}),
                 "input_activations": _arguments(inputs),
                 "output_activations": _arguments(outputs),
                 "weights": _arguments(weights),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Subrecording
-from recorders.watch.calibration.ranges import PLAIN, Scheme, only, ranges, weight_of, weight_ranges
+from recorders.watch.calibration.ranges import PLAIN, Scheme, asked_ranges, only, weight_of
 from reducers.errors import ArgumentError
 
 __all__ = ["to_modelopt"]
@@ -53,15 +53,8 @@ def to_modelopt(
             only(side, scheme, ("tensor", "channel") if side == "weights" else ("tensor",), _FORMAT)
             if not scheme.symmetric:
                 raise ArgumentError(f"{_FORMAT} has one magnitude for both ends of the {side}: use Scheme(symmetric=True)")
-    found = {}
-    if inputs is not None:
-        found["input"] = ranges(recording, "input", inputs)
-    if outputs is not None:
-        found["output"] = ranges(recording, "output", outputs)
-    if weights is not None:
-        if net is None:
-            raise ArgumentError("to_modelopt needs net to find the range of its weights")
-        found["weight"] = weight_ranges(net, recording, weights)
+    schemes = {"input": inputs, "output": outputs, "weight": weights}
+    found = asked_ranges(recording, net, "to_modelopt", schemes)
     tensors: dict[str, Tensor] = {}
     for side, by_layer in found.items():
         for layer, (low, high) in by_layer.items():
@@ -69,7 +62,5 @@ def to_modelopt(
             if net is not None and side == "weight" and largest.ndim:
                 largest = largest.reshape(-1, *[1] * (weight_of(net, layer).ndim - 1))
             tensors[f"{layer}.{side}_quantizer._amax"] = largest
-    if not tensors:
-        raise ArgumentError("to_modelopt has nothing to write: give a Scheme as inputs, outputs or weights")
     with written_whole(Path(as_path(path))) as draft:
         save_file(tensors, draft, {"format": "pt"})

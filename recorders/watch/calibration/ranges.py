@@ -18,7 +18,19 @@ from reducers import Product, Quantile, Reducer, State, affine_qparams
 from reducers.core.reducer import check_size
 from reducers.errors import ArgumentError
 
-__all__ = ["PLAIN", "Importance", "Scheme", "Side", "importance", "only", "qparams", "ranges", "weight_of", "weight_ranges"]
+__all__ = [
+    "PLAIN",
+    "Importance",
+    "Scheme",
+    "Side",
+    "asked_ranges",
+    "importance",
+    "only",
+    "qparams",
+    "ranges",
+    "weight_of",
+    "weight_ranges",
+]
 
 Side: TypeAlias = Literal["input", "output"]
 
@@ -181,6 +193,29 @@ def importance(recording: Mapping[str, Subrecording]) -> dict[str, Importance]:
         rows = counts + missing
         squares = state["power"].cpu().double() * torch.where(missing > 0, rows / counts.clamp(min=1), 1.0)
         found[layer] = Importance(squares, int(rows.max()))
+    return found
+
+
+def asked_ranges(
+    recording: Mapping[str, Subrecording], net: nn.Module | None, writer: str, schemes: Mapping[str, Scheme | None]
+) -> dict[str, dict[str, ClippingRange]]:
+    """The ranges of each side of which a scheme is given: "input", "output" or "weight", which needs the net.
+
+    Raises:
+        ArgumentError: no scheme is given, or the net is missing; `writer` is what the message names.
+    """
+    found: dict[str, dict[str, ClippingRange]] = {}
+    for side, scheme in schemes.items():
+        if scheme is None:
+            continue
+        if side != "weight":
+            found[side] = ranges(recording, "input" if side == "input" else "output", scheme)
+        elif net is None:
+            raise ArgumentError(f"{writer} needs net to find the range of its weights")
+        else:
+            found[side] = weight_ranges(net, recording, scheme)
+    if not found:
+        raise ArgumentError(f"{writer} has nothing to write: give a Scheme as inputs, outputs or weights")
     return found
 
 

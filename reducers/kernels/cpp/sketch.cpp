@@ -246,13 +246,12 @@ template <class T, bool LOOK> class Adding {
   // Adds elements from one place in the whole to another; `x` is the first of them.
   void add_elements(const Element* x, int64_t from, int64_t to) {
     number_ += to - from;
-    const Element* origin = x - from;  // of the whole
     const int64_t first = (from + buckets_ - 1) / buckets_, stop = to / buckets_;  // of the blocks that are there as a whole
     if (first > stop) return add_some(x, first - 1, from, to);
     if (from < first * buckets_) add_some(x, first - 1, from, first * buckets_);
     for (int64_t block = first; block < stop; block += together_)
-      add_blocks(origin + block * buckets_, block, std::min(together_, stop - block));
-    if (stop * buckets_ < to) add_some(origin + stop * buckets_, stop, stop * buckets_, to);
+      add_blocks(x + (block * buckets_ - from), block, std::min(together_, stop - block));
+    if (stop * buckets_ < to) add_some(x + (stop * buckets_ - from), stop, stop * buckets_, to);
   }
 
   void write(double* sums, double* facts) const {

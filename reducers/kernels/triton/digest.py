@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.library import triton_op
 from torch.nn.functional import pad
 
+from reducers.kernels.hashing import signed
 from reducers.kernels.parts import Runs
 from reducers.kernels.triton import launching
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
@@ -134,7 +135,7 @@ def _constants(bits: int, nans: tuple[int, int, int]) -> list[int]:
 
 def _signed(numbers: Iterable[int]) -> list[int]:
     """Return integers below 2**64 as int64."""
-    return [(number + 2**63) % 2**64 - 2**63 for number in numbers]
+    return [signed(number) for number in numbers]
 
 
 def _hash(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int], traced: bool) -> None:

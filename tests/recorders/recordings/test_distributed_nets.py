@@ -209,6 +209,7 @@ def on_two_axes(place: Place) -> Any:
         value=ParameterMonitor(Norm()),
         final=ParameterGradientMonitor(Norm()),
         whole=ParameterMonitor(Last()),
+        bits=ParameterMonitor(Product(exact=BITS)),
     ).modules(model, types=nn.Linear)
     with recorder:
         train(model, recorder, 2, place[0] // 2)
@@ -227,6 +228,9 @@ def test_meshes_of_two_axes(four: World) -> None:
     for hybrid, both, parts in returned(four.run(on_two_axes)):
         for name in ("value/0", "rows/2", "final/0", "out/2", "whole/2"):
             torch.testing.assert_close(hybrid[name], expected[name], rtol=1e-12, atol=1e-12)
+        for name in ("bits/0", "bits/2"):  # parts of parts, of which the last is cut once more along the same axis
+            torch.testing.assert_close(hybrid[name], expected[name], rtol=0, atol=0)
+            torch.testing.assert_close(both[name], expected[name], rtol=0, atol=0)
         for name in ("value/0", "value/2", "final/0", "final/2"):
             wanted = {leaf: result["norm"] for leaf, result in expected[name].items()}  # type: ignore[union-attr, index, call-overload]
             torch.testing.assert_close(both[name], wanted, rtol=1e-12, atol=1e-12)

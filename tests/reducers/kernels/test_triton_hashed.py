@@ -26,6 +26,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from reducers import Digest, Reducer, Sketch, TensorPart
 from reducers.kernels import digests, sketches
+from reducers.kernels.hashing import words_of
 from reducers.kernels.parts import runs_of
 from reducers.kernels.triton import digest, sketch
 from reducers.kernels.triton.arguments import DTYPES
@@ -124,7 +125,7 @@ def test_digests_of_many_observations_and_states(taken: list[Any]) -> None:
 def test_hashes_are_absorbed_in_order(rows: int) -> None:
     """Beside the joining of states by operations on tensors, which knows nothing of powers for blocks of hashes."""
     hashes = torch.randint(-(2**63), 2**63 - 1, (rows, 2), generator=torch.Generator().manual_seed(rows))
-    one = {"factor": statistic.words_of(statistic._FACTOR), "observations": torch.tensor(1)}
+    one = {"factor": words_of(statistic._FACTOR), "observations": torch.tensor(1)}
     wanted: dict[str, Tensor] = {}
     for found in hashes:
         state = {"digest": found, **one}

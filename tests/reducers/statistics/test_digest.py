@@ -38,6 +38,7 @@ from reducers import (
 )
 from reducers.kernels import digests
 from reducers.kernels.cpp import library
+from reducers.kernels.hashing import words_of
 from reducers.statistics import digest as file
 
 DIGEST = Digest()
@@ -159,7 +160,7 @@ PAIRS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 @settings(deadline=None)
 def test_pairs_of_words_are_a_ring(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> None:
     product = file._times(a, b)
-    assert file._products(file.words_of(a), file.words_of(b)).tolist() == file.words_of(product).tolist()
+    assert file._products(words_of(a), words_of(b)).tolist() == words_of(product).tolist()
     assert file._times(b, a) == product
     assert file._times(product, c) == file._times(a, file._times(b, c))
     assert file._times(a, (1, 0)) == a
@@ -256,7 +257,7 @@ def test_random_tensors_of_few_bits_do_not_collide() -> None:
     xs = torch.unique(torch.randint(0, 2**15, (2**17, 2), generator=generator, dtype=torch.int16), dim=0)
     hashes = digests.digests(xs)
     assert isinstance(hashes, list)
-    found = file.digest_of(file.words_of(hashes).view(-1, 2))
+    found = file.digest_of(words_of(hashes).view(-1, 2))
     for shift in (0, 20):  # the low bits, and others
         parts = (found >> shift) & (2**40 - 1)
         assert len(torch.unique(parts)) > len(xs) - 5

@@ -142,6 +142,15 @@ def test_facts_of_each_row(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("loops")
+def test_a_block_may_be_longer_than_the_tensor() -> None:
+    x = torch.randn(300_000, generator=torch.Generator().manual_seed(0))
+    found = Sketch(1 << 20).update({}, x)
+    assert torch.equal(found["sketch"].abs().sort().values[-len(x) :], x.double().abs().sort().values)  # no two elements meet
+    whole = TensorPart((2_000_000,), (1_000_000,))
+    assert float(Sketch(1 << 20).of_part(whole).update({}, x)["power"]) == pytest.approx(float(x.double().square().sum()))
+
+
+@pytest.mark.usefixtures("loops")
 def test_rows_without_a_finite_element_beside_others() -> None:
     xs = torch.stack((torch.full((300,), math.nan), torch.ones(300), torch.full((300,), -math.inf)))
     sums, facts = sketches.sketched(xs, 64)
