@@ -248,7 +248,10 @@ def _layers(recording: Mapping[str, Subrecording], side: str) -> Iterator[tuple[
     """What was recorded of one side of each layer, by the name of the layer."""
     names = [name for name in recording if name.startswith(f"{side}/")]
     if not names:
-        raise SelectionError(f"no {side}s were recorded: use presets.calibration(); there are {list(recording)[:5]}")
+        raise SelectionError(
+            f"no {side}s of layers inside a net were recorded: use presets.calibration() on a net that contains them; there are "
+            f"{list(recording)[:5]}"
+        )
     for name in names:
         part = recording[name]  # which is read, and merged, whenever it is looked at
         if part.samples:
