@@ -240,7 +240,8 @@ def test_pooling_is_exact(net: Net) -> None:
 
 def mistakes(net: nn.Module) -> Iterator[tuple[str, type[Exception], object]]:
     recording = record(net)
-    yield "no outputs of layers inside a net were recorded", SelectionError, lambda: ranges({"input/first": recording["input/first"]}, "output")
+    inputs = {"input/first": recording["input/first"]}
+    yield "no outputs of layers inside a net were recorded", SelectionError, lambda: ranges(inputs, "output")
     yield "tell no ranges per channel", ArgumentError, lambda: ranges(recording, "input", Scheme(per="channel"))
     yield "tell no ranges per 5", ArgumentError, lambda: ranges(record(net, per_channel=True), "input", Scheme(per=5))
     yield "no multiple of groups of 5", ArgumentError, lambda: weight_ranges(net, recording, Scheme(per=5))
