@@ -1,23 +1,26 @@
-"""StreamDataset: the rows of a stream, read lazily through memory maps."""
+"""StreamDataset: the rows of a stream, or of several one after the other, read lazily through memory maps."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from recorders.errors import SelectionError
+from recorders.errors import MergeError, SelectionError
 from recorders.streams.files import StreamFiles
+from recorders.streams.huggingface import iterable_dataset
 from recorders.streams.index import Kind, Shard
 from recorders.streams.indexing import Index, positions
 from recorders.streams.order import Shuffle
 
 if TYPE_CHECKING:
+    from datasets import IterableDataset
     from typing_extensions import Self
 
 __all__ = ["StreamDataset"]
@@ -32,18 +35,20 @@ class StreamDataset(Dataset[Any]):
     workers reads each row once, because its sampler deals out the positions; `batches` is faster than stacking rows one by one.
 
     Args:
-        path: the folder of the stream, or its URL, as for `load`: a file is fetched when a row of it is read first.
+        path: the folder of the stream, or its URL, as for `load`: a file is fetched when a row of it is read first. Or several of
+            them, such as one for each rank: then the rows of the first come before those of the second, and so on.
         places: a name; or several names, then an item is a dict by name of rows with equal ids. None if the stream has one place.
         shuffle: the seed of a shuffled order; None for the order in which rows were written.
         window: how many rows are shuffled together; see `shuffled`.
         ids: an item is a pair of the row and its id, which is int64 of shape (columns,).
 
     Attributes:
-        path: the folder, or the URL.
+        path: the folder, or the URL; of several streams a tuple of them.
         places: the names.
 
     Raises:
-        SelectionError: the stream has no such place; the message lists those that it has.
+        SelectionError: a stream has no such place; the message lists those that it has.
+        MergeError: several streams have other rows of a place: another shape, dtype, or number of id columns.
         RecordingNotFoundError, NotARecordingError: there is no stream.
         CorruptRecordingError, SchemaError: its index cannot be read. Damaged rows raise when they are read.
 
@@ -59,27 +64,28 @@ class StreamDataset(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         places: str | Sequence[str] | None = None,
         *,
         shuffle: int | None = None,
         window: int | None = 1 << 16,
         ids: bool = False,
     ) -> None:
-        self._files, self._with_ids = StreamFiles(path), ids
-        self.path, known = self._files.path, [*self._files]
+        self._files, self._with_ids = tuple(map(StreamFiles, _as_paths(path))), ids
+        found = tuple(files.path for files in self._files)
+        self.path = found[0] if isinstance(path, (str, os.PathLike)) else found
+        known = [*dict.fromkeys(place for files in self._files for place in files)]
         if places is None:
             if len(known) != 1:
-                raise SelectionError(f"{self.path} has {len(known)} places, so name one or several: {known[:20]}")
+                raise SelectionError(f"{self._shown} has {len(known)} places, so name one or several: {known[:20]}")
             places = known[0]
         self._single = isinstance(places, str)
         self.places = (places,) if isinstance(places, str) else tuple(places)
-        if not self.places or (unknown := [place for place in self.places if place not in known]):
-            raise SelectionError(f"{self.path} has no place {unknown if self.places else ()}; it has {known[:20]}")
+        if not self.places:
+            raise SelectionError(f"{self._shown} has no place (); it has {known[:20]}")
         self._order(shuffle, window)
-        self._joined: dict[int, dict[str, Tensor]] = {}
-        self._starts = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self._extend(self._files.shards)
+        self._joined: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._take_in()
 
     def shuffled(self, seed: int | None, window: int | None = 1 << 16) -> Self:
         """A dataset of these rows in another order: one seed for each epoch. None gives the order in which they were written.
@@ -92,6 +98,68 @@ class StreamDataset(Dataset[Any]):
         other._order(seed, window)
         return other
 
+    def endless(self, size: int, *, seed: int = 0, start: int = 0) -> Iterator[Any]:
+        """Batches of `size` rows without end, for trainers that ask for the next one until they have had enough.
+
+        The n-th epoch is all rows in the order of `shuffled(seed + n)`, with the window of this dataset, less those at its end that
+        fill no batch. `start` batches are skipped, without reading them: a training that goes on after 500 steps gives 500.
+
+        Raises:
+            ValueError: there are less than `size` rows, or `start` is negative.
+
+        >>> import tempfile
+        >>> from recorders import Stream
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Stream(folder) as stream:
+        ...         _ = stream.put("x", torch.arange(6.0))
+        ...     batches = StreamDataset(folder).endless(4)
+        ...     [len(next(batches)) for step in range(3)]
+        [4, 4, 4]
+        """
+        batches = self.batches(size, drop_last=True)
+        if not len(batches):
+            raise ValueError(f"endless({size}): {self._shown} has {len(self)} rows, which fill no batch")
+        if start < 0:
+            raise ValueError(f"endless(start={start}): give the number of batches to skip")
+        return self._endless(len(batches), size, seed, start)
+
+    def _endless(self, count: int, size: int, seed: int, start: int) -> Iterator[Any]:
+        epoch, first = divmod(start, count)
+        while True:
+            batches = self.shuffled(seed + epoch, self._window).batches(size, drop_last=True)
+            yield from map(batches.__getitem__, range(first, count))
+            epoch, first = epoch + 1, 0
+
+    def to_iterable_dataset(self, num_shards: int | None = None) -> IterableDataset:
+        """These rows, in this order, as a `datasets.IterableDataset` of Hugging Face: columns of places and of ids.
+
+        Columns of ids are called "sample", "token", "id2", "id3" and so on; they are there with `ids=False` too. Rows are `List`s of
+        fixed length, or of 2 to 5 axes `Array2D` to `Array5D`. Arrow has no bfloat16, float8 and complex numbers: the first two are
+        float32, and complex ones pairs of reals along a last axis. Nothing is read before it is iterated over.
+
+        Args:
+            num_shards: how many shards `shuffle`, the workers of a `DataLoader` and `split_dataset_by_node` deal out, each of
+                neighbouring rows in the order of this dataset. None: as many as there are shards on disk.
+
+        Raises:
+            MissingExtraError: datasets is not installed.
+            ValueError: there are not so many rows; or a place has rows of more than 5 axes, or the name of a column of ids.
+
+        ```
+        rows = StreamDataset("acts", ["1", "3"]).to_iterable_dataset(num_shards=64)
+        for batch in rows.shuffle(seed=0, buffer_size=10_000).with_format("torch").iter(batch_size=256):
+            batch["1"], batch["sample"]
+        ```
+        """
+        if num_shards is not None and (type(num_shards) is not int or not 1 <= num_shards <= max(len(self), 1)):
+            raise ValueError(f"to_iterable_dataset(num_shards={num_shards!r}): give a number from 1 to {len(self)}, the rows")
+        edges = sorted({*self._starts.tolist()})  # of the shards on disk that have rows
+        if num_shards is not None or self._shuffle is not None:
+            shards = num_shards or max(len(edges) - 1, 1)
+            edges = [len(self) * number // shards for number in range(shards + 1)]
+        spans = [*pairwise(edges)] or [(0, 0)]
+        return iterable_dataset(copy.copy(self)._gather, self.kinds, spans)
+
     def batches(self, size: int, *, drop_last: bool = False) -> Batches:
         """A dataset of batches of `size` rows, for `DataLoader(..., batch_size=None)` or to iterate over."""
         if type(size) is not int or size < 1:
@@ -99,15 +167,19 @@ class StreamDataset(Dataset[Any]):
         return Batches(self, size, drop_last)
 
     def refresh(self) -> int:
-        """Takes in the shards that were committed since; returns how many rows there are now. A shuffled order is then another."""
-        self._files.refresh()  # which shuffled datasets share
-        self._extend(self._files.shards[len(self._starts) - 1 :])
+        """Takes in the shards that were committed since; returns how many rows there are now.
+
+        A shuffled order is then another, and the rows of all streams but the first are at other positions.
+        """
+        for files in self._files:  # which shuffled datasets share
+            files.refresh()
+        self._take_in()
         return len(self)
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """The dtype and the shape of the rows of each place."""
-        return {place: self._files.kind(place) for place in self.places}
+        return {place: next(files.kind(place) for files in self._files if place in files) for place in self.places}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -128,7 +200,7 @@ class StreamDataset(Dataset[Any]):
     def __repr__(self) -> str:
         first = next(iter(self.kinds.values()))
         return (
-            f"StreamDataset({str(self.path)!r}, {', '.join(map(repr, self.places))}): "
+            f"StreamDataset({self._shown!r}, {', '.join(map(repr, self.places))}): "
             f"{len(self)} rows of shape {first.shape} in {first.dtype}"
         )
 
@@ -137,31 +209,59 @@ class StreamDataset(Dataset[Any]):
             raise TypeError(f"shuffle={seed!r}: give a whole number, the seed, or None")
         if window is not None and (type(window) is not int or window < 1):
             raise ValueError(f"window={window!r}: give a number of rows, or None for all")
-        self._shuffle = None if seed is None else Shuffle(seed, window)
+        self._shuffle, self._window = None if seed is None else Shuffle(seed, window), window
 
-    def _extend(self, shards: Iterable[Shard]) -> None:
-        counts = torch.tensor([self._rows_of(shard) for shard in shards], dtype=torch.int64, device="cpu")
-        self._starts = torch.cat([self._starts, self._starts[-1] + counts.cumsum(0)])
+    @property
+    def _shown(self) -> str:
+        """What messages call the streams."""
+        return ", ".join(str(files.path) for files in self._files[:8]) + ", ..." * (len(self._files) > 8)
 
-    def _rows_of(self, shard: Shard) -> int:
+    def _take_in(self) -> None:
+        """Finds where the rows of each shard begin, after the places of each stream were checked."""
+        for files in self._files:
+            known = [*files]
+            if known and (unknown := [place for place in self.places if place not in known]):
+                raise SelectionError(f"{files.path} has no place {unknown}; it has {known[:20]}")
+        if unknown := [place for place in self.places if all(place not in files for files in self._files)]:
+            raise SelectionError(f"{self._shown} has no place {unknown}; it has []")
+        for place, kind in self.kinds.items():
+            for files in self._files:
+                if place in files and files.kind(place) != kind:
+                    raise MergeError(
+                        f"{place!r} has {files.kind(place)} in {files.path}, and {kind} before: read them as datasets of their own"
+                    )
+        shards = [(number, shard) for number, files in enumerate(self._files) for shard in files.shards]
+        counts = torch.tensor([self._rows_of(*shard) for shard in shards], dtype=torch.int64, device="cpu")
+        self._shards = shards
+        self._starts = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), counts.cumsum(0)])
+
+    def _rows_of(self, stream: int, shard: Shard) -> int:
         """How many rows all places have in the shard, by their ids."""
         parts = [shard.parts.get(place) for place in self.places]
         present = [part for part in parts if part is not None]
         if len(present) < len(parts):
             return 0
         if len({(part.rows, part.ids_crc) for part in present}) > 1:
-            ids = {
-                name: self._files.reader(shard.number, name).ids(torch.arange(shard.parts[name].rows, device="cpu"))
-                for name in self.places
-            }
-            self._joined[shard.number] = join(ids)
-            return len(self._joined[shard.number][self.places[0]])
+            if (stream, shard.number) not in self._joined:
+                files = self._files[stream]
+                ids = {
+                    name: files.reader(shard.number, name).ids(torch.arange(shard.parts[name].rows, device="cpu"))
+                    for name in self.places
+                }
+                self._joined[stream, shard.number] = join(ids)
+            return len(self._joined[stream, shard.number][self.places[0]])
         return present[0].rows
 
     def _read(self, chosen: Tensor) -> Any:
+        found, ids = self._gather(chosen, self._with_ids)
+        item: Any = found[self.places[0]] if self._single else found
+        return (item, ids) if self._with_ids else item
+
+    def _gather(self, chosen: Tensor, with_ids: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """By place the rows at these positions, and their ids, if they are asked for."""
         rows = chosen if self._shuffle is None else self._shuffle(chosen, len(self))
         shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
-        counts = torch.bincount(shards, minlength=len(self._files.shards))
+        counts = torch.bincount(shards, minlength=len(self._shards))
         inside = torch.split_with_sizes(rows[order] - self._starts[shards], counts.tolist())
         back = None if counts.max() == len(rows) else order.argsort()  # rows of one shard are in order already
         found: dict[str, Tensor] = {}
@@ -169,18 +269,19 @@ class StreamDataset(Dataset[Any]):
             raw = torch.empty((len(rows), kind.row_bytes), dtype=torch.uint8, device="cpu")
             ids = torch.empty((len(rows), kind.columns), dtype=torch.int64, device="cpu")
             begin = 0
-            for shard in counts.nonzero().flatten().tolist():
-                chosen = self._joined[shard][place][inside[shard]] if shard in self._joined else inside[shard]
-                reader, end = self._files.reader(shard, place), begin + len(chosen)
+            for number in counts.nonzero().flatten().tolist():
+                stream, shard = self._shards[number]
+                joined = self._joined.get((stream, shard.number))
+                chosen = inside[number] if joined is None else joined[place][inside[number]]
+                reader, end = self._files[stream].reader(shard.number, place), begin + len(chosen)
                 reader.rows(chosen, out=raw[begin:end])
-                if self._with_ids:
+                if with_ids:
                     ids[begin:end] = reader.ids(chosen)
                 begin = end
             if back is not None:
                 raw, ids = raw.index_select(0, back), ids.index_select(0, back)
             found[place] = raw.view(getattr(torch, kind.dtype)).view(len(rows), *kind.shape)
-        item: Any = found[self.places[0]] if self._single else found
-        return (item, ids) if self._with_ids else item
+        return found, ids
 
 
 class Batches(Dataset[Any]):
@@ -236,3 +337,11 @@ def _unstack(item: Any) -> Iterator[Any]:
         yield from (dict(zip(item, rows, strict=True)) for rows in zip(*(_unstack(v) for v in item.values()), strict=True))
     else:
         yield from zip(*(_unstack(value) for value in item), strict=True)
+
+
+def _as_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Sequence[str | os.PathLike[str]]:
+    if isinstance(path, (str, os.PathLike)):
+        return [path]
+    if not path:
+        raise SelectionError("StreamDataset([]): give the folder of a stream, or of several")
+    return path

@@ -295,13 +295,13 @@ def test_at_a_url_only_what_is_read_is_fetched(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.put(f"{tmp_path}/acts/", f"/{tmp_path.name}/acts/", recursive=True)
     data, here = StreamDataset(url), StreamDataset(tmp_path / "acts")
-    folder = data._files._folder
+    folder = data._files[0]._folder
     assert sorted(path.name for path in folder.iterdir()) == ["index.jsonl"]
     assert torch.equal(data[:3], here[:3])
     assert len(list(folder.iterdir())) == 2
     assert torch.equal(data[:], here[:])
     again = pickle.loads(pickle.dumps(data))
-    assert again._files._folder != folder
+    assert again._files[0]._folder != folder
     assert torch.equal(again[5:50:7], here[5:50:7])
     victim = sorted((tmp_path / "acts").glob("*.safetensors"))[1].name
     store.rm(f"/{tmp_path.name}/acts/{victim}")
