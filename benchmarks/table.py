@@ -1,11 +1,10 @@
-"""Writes the generated parts of the documents: measured figures from `results/`, the catalogue from docstrings.
+"""Writes the generated parts of the documents: measured figures from `results/`.
 
 What was not measured yet is left out. Run: python benchmarks/table.py; their pictures are made by python benchmarks/pictures.py.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -14,8 +13,6 @@ from typing import Any
 
 import gpu_tables
 import scale_model
-
-import reducers
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -379,32 +376,6 @@ def figure() -> Any:
     return drawn
 
 
-PACKAGES = [
-    "core",
-    "statistics",
-    "distributions",
-    "multivariate",
-    "samples",
-    "temporal",
-    "combinators",
-]  # as they build on another
-
-
-def catalogue() -> str:
-    """Every public reducer and function with the first line of its docstring, by the file it is in."""
-    lines: list[str] = []
-    found: dict[str, list[tuple[str, str]]] = {}
-    for name in reducers.__all__:
-        thing = getattr(reducers, name)
-        reducer = inspect.isclass(thing) and issubclass(thing, reducers.Reducer)
-        if (reducer and not inspect.isabstract(thing)) or inspect.isfunction(thing):
-            file = thing.__module__.removeprefix("reducers.").replace(".", "/")
-            found.setdefault(file, []).append((f"`{name}`", (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")))
-    for file in sorted(found, key=lambda file: (PACKAGES.index(file.partition("/")[0]), file)):
-        lines += [f"### {file}.py", "", *_table(("name", "what it gives"), found[file]), ""]
-    return "\n".join(lines).rstrip()
-
-
 def accuracy() -> str:
     """How exact the reducers are: every row that the scripts `accuracy_*.py` measured."""
     lines: list[str] = []
@@ -525,9 +496,9 @@ def divergence_costs() -> str:
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
+    ROOT / "docs" / "accuracy.md": {"accuracy": accuracy},
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "divergence.md": {"costs": divergence_costs},
-    ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
     ROOT / "docs" / "speed.md": {

@@ -23,6 +23,9 @@ __all__ = ["Postmap", "Prefilter", "Premap"]
 class Premap(InputWrapper):
     """A reducer of mapped inputs, made by `reducer.premap(f)`: `premap(r, f).update(s, *xs) == r.update(s, *f(*xs))`.
 
+    Returns:
+        The result of the inner reducer.
+
     >>> import torch
     >>> from reducers import Mean
     >>> magnitude = Mean().premap(torch.abs)
@@ -44,6 +47,9 @@ class Premap(InputWrapper):
 @dataclass(frozen=True)
 class Postmap(Wrapper):
     """A reducer with a mapped result, made by `reducer.postmap(f)`: `postmap(r, f).compute(s) == f(r.compute(s))`.
+
+    Returns:
+        What the function returns.
 
     >>> import torch
     >>> from reducers import Sum
@@ -76,6 +82,9 @@ class Prefilter(InputWrapper):
     Args:
         reducer: the inner reducer.
         predicate: maps an observation to a bool or a bool tensor.
+
+    Returns:
+        The result of the inner reducer.
 
     Raises:
         ReducerTypeError: `reducer` is not a reducer instance, `predicate` is not callable or returns another type, or it returns a

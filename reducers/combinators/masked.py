@@ -27,6 +27,9 @@ class Masked(InputWrapper):
     Args:
         reducer: a reducer with a pattern, or a `Product` of such reducers.
 
+    Returns:
+        The result of the inner reducer.
+
     Raises:
         ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or the mask is missing.
         ArgumentError: the mask does not broadcast to the observation.

@@ -24,6 +24,9 @@ class Product(Reducer):
 
     `Product(a=A, b=B).compute(...) == {"a": A.compute(...), "b": B.compute(...)}`
 
+    Returns:
+        A mapping from the name of each part to its result.
+
     Raises:
         ReducerTypeError: there are no parts, a name is empty or contains `/`, or a part is not a reducer instance.
 

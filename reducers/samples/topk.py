@@ -185,7 +185,7 @@ class BottomK(_ExtremeElements):
     """The k smallest finite elements; in all other respects like `TopK`.
 
     Returns:
-        As for `TopK`, smallest first.
+        `value`, `step`, `position` and `id`, as those of `TopK`, smallest first.
 
     >>> import torch
     >>> bottom = BottomK("b c -> c", k=1)
