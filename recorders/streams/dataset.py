@@ -133,7 +133,7 @@ class StreamDataset(Dataset[Any]):
     def to_iterable_dataset(self, num_shards: int | None = None) -> IterableDataset:
         """These rows, in this order, as a `datasets.IterableDataset` of Hugging Face: columns of places and of ids.
 
-        Columns of ids are called "sample", "token", "id2", "id3" and so on; they are there with `ids=False` too. Rows are `List`s of
+        Columns of ids are called "sample", "token", "id2", "id3" and so on; they are there with `ids=False`, too. Rows are lists of
         fixed length, or of 2 to 5 axes `Array2D` to `Array5D`. Arrow has no bfloat16, float8 and complex numbers: the first two are
         float32, and complex ones pairs of reals along a last axis. Nothing is read before it is iterated over.
 
