@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the docstrings of this tree, whatever is installed
 
@@ -27,3 +29,16 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_inherit_docstrings = False  # a method that says nothing new is on the page of its base class
 autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}  # the names in `__all__`
+
+
+def with_searched(app: Any, docname: str, source: list[str]) -> None:
+    """Make index entries of comments such as `<!-- search: gradient norm, norm of gradients -->`: the search shows these first."""
+    source[0] = re.sub(
+        r"<!-- search: (.+?) -->",
+        lambda found: "```{index} " + ", ".join(f"! {words.strip()}" for words in found[1].split(",")) + "\n```",
+        source[0],
+    )
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", with_searched)

@@ -67,6 +67,7 @@ SPANNING = {
     "test_plain_pytorch.py",
     "test_project.py",
     "test_real_networks.py",
+    "test_site.py",
 }
 """Files at the top of tests/: what they test is both packages, the documents, or PyTorch itself."""
 
