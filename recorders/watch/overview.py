@@ -46,8 +46,8 @@ class Layer:
         gradient: the gradient of the loss with respect to the output.
         weight_gradient: the gradient of the loss with respect to the parameters, without biases.
         update: norm of the change over norm of the weights for each step, without biases.
-        growth: the sum of the sizes of updates but for the largest, relative to `usual_growth` of as many steps; of several weights
-            the largest. Infinite if it is not known.
+        growth: the sum of the sizes of updates but for the largest, relative to `usual_growth` of as many steps, or to twice as much
+            of weights that were zero at first; of several weights the largest. Infinite if it is not known.
         since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; -1 if there was none.
         silent: the likely reason for each role of which nothing was recorded.
         trained: whether any of its own weights requires a gradient, or of those inside if it has none; None if unknown.
@@ -260,13 +260,17 @@ def _growth(ratio: Any) -> float:
     if isinstance(ratio, Tensor):
         found = ratio[ratio.isfinite()].double().ravel()
         count, total, largest = ratio.numel(), found.sum().item(), found.max().item() if found.numel() else 0.0
+        lost = count - found.numel()
     elif ratio.keys() >= {"count", "mean", "max"}:
         lost = sum(int(ratio[key].sum()) for key in ("nan", "inf") if key in ratio)
         count, largest = int(ratio["count"].sum()) + lost, ratio["max"].max().item()
         total = (ratio["count"] * ratio["mean"]).nansum().item()
     else:
         return math.inf
-    return (total - largest) / usual_growth(0, count) if count > 1 else 0.0
+    # A change relative to a weight of zero is not finite. What begins at zero, as an adapter does, is often warmed up: if each step is
+    # larger than the last by as much, the sum is twice that of equal steps.
+    usual = usual_growth(0, count) * (2 if lost else 1)
+    return (total - largest) / usual if count > 1 else 0.0
 
 
 def _is_weight(path: str) -> bool:

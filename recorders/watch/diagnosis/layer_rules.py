@@ -142,6 +142,7 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
     called = [layer.name for layer in layers if "output" not in layer.silent]
     ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
     ran |= {name[:at] for name in called for at, sign in enumerate(name) if sign == "."}
+    some_frozen = any(is_still(layer) and "output" not in layer.silent for layer in layers if layer.has_weights)
     for layer in layers:
         # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it. What has no
         # weights has nothing to learn: the dropout of attention, which is fused, is not called.
@@ -155,7 +156,10 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or layer.ratio_at(1.0) > 0
         )
         if "output" in layer.silent and not used:
-            yield fault("never-ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
+            # A file does not tell which layers are frozen or share weights: the embedding of T5, in whose place two copies are called.
+            unsure = layer.trained is None and some_frozen
+            what = "no output was recorded" + _because(layer.silent["output"])
+            yield fault("never-ran", layer.name, what, severity="notice" if unsure else None)
 
 
 def has_gradients(layer: Layer) -> bool:
