@@ -46,8 +46,8 @@ class Layer:
         gradient: the gradient of the loss with respect to the output.
         weight_gradient: the gradient of the loss with respect to the parameters, without biases.
         update: norm of the change over norm of the weights for each step, without biases.
-        growth: the sum of the sizes of updates but for the largest, relative to `usual_growth` of as many steps, or to twice as much
-            of weights that were zero at first; of several weights the largest. Infinite if it is not known.
+        growth: the sum of the sizes of updates but for the largest, relative to `usual_growth` of as many steps, or to twice that
+            if the weights were zero at first; of several weights the largest. Infinite if it is not known.
         since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; -1 if there was none.
         silent: the likely reason for each role of which nothing was recorded.
         trained: whether any of its own weights requires a gradient, or of those inside if it has none; None if unknown.
@@ -267,8 +267,8 @@ def _growth(ratio: Any) -> float:
         total = (ratio["count"] * ratio["mean"]).nansum().item()
     else:
         return math.inf
-    # A change relative to a weight of zero is not finite. What begins at zero, as an adapter does, is often warmed up: if each step is
-    # larger than the last by as much, the sum is twice that of equal steps.
+    # A change relative to a weight of zero is not finite. What begins at zero, as an adapter does, is often warmed up: if steps
+    # grow evenly, the sum is twice that of equal steps.
     usual = usual_growth(0, count) * (2 if lost else 1)
     return (total - largest) / usual if count > 1 else 0.0
 

@@ -156,7 +156,7 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or layer.ratio_at(1.0) > 0
         )
         if "output" in layer.silent and not used:
-            # A file does not tell which layers are frozen or share weights: the embedding of T5, in whose place two copies are called.
+            # A file does not tell which layers are frozen, or share weights with one that is called, as the embedding of T5 does.
             unsure = layer.trained is None and some_frozen
             what = "no output was recorded" + _because(layer.silent["output"])
             yield fault("never-ran", layer.name, what, severity="notice" if unsure else None)

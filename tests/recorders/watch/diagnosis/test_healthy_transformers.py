@@ -203,8 +203,6 @@ def test_adapters_that_begin_at_zero_have_no_findings(name: str, adapt: Adapt, t
     net = learner.make().train()
     train(net, learner.feed, 0, STEPS)
     watch(adapt(net, learner.adapted), learner, 1, tmp_path)
-    if (
-        name == "T5"
-    ):  # the encoder and the decoder have modules of their own for it, with the same weights: a file does not tell that
+    if name == "T5":  # modules of the encoder and the decoder share the weights of this one, which a file does not tell
         (notice,) = [notice for notice in findings(load(tmp_path / "run")).notices if notice.kind == "never-ran"]
         assert notice.layer.endswith("shared")
