@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -19,10 +25,19 @@ EXAMPLES = {"dask"}
 """Or one that an example imports."""
 
 
-def extras() -> dict[str, str]:
+def setup() -> configparser.ConfigParser:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    return dict(config["options.extras_require"])
+    return config
+
+
+def extras() -> dict[str, str]:
+    return dict(setup()["options.extras_require"])
+
+
+def pythons() -> list[str]:
+    """The versions of Python that the package says it is for."""
+    return re.findall(r"Programming Language :: Python :: (3\.\d+)\n", setup()["metadata"]["classifiers"] + "\n")
 
 
 def test_the_version_is_the_same_wherever_it_is_written() -> None:
@@ -48,3 +63,93 @@ def test_the_quick_subset_is_named_and_its_files_exist(page: str) -> None:
     files = (ROOT / "tests" / "quick.txt").read_text().split()
     assert files == sorted(set(files))
     assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_the_versions_of_python_are_the_same_wherever_they_are_written() -> None:
+    minors = [int(version.partition(".")[2]) for version in pythons()]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    oldest = pythons()[0]
+    assert setup()["options"]["python_requires"] == f">={oldest}"
+    tools = (ROOT / "pyproject.toml").read_text()
+    assert f'python_version = "{oldest}"' in tools
+    assert f'target-version = "py{oldest.replace(".", "")}"' in tools
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert f"python: {json.dumps(pythons())}" in workflow
+    assert f"CIBW_BUILD: cp{oldest.replace('.', '')}-manylinux_*" in workflow
+
+
+def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
+    needed = re.search(r"^torch>=(\S+)$", setup()["options"]["install_requires"], re.MULTILINE)
+    assert needed is not None
+    assert f'torch: ["torch=={needed[1]}.0", "torch"]' in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert measured()[0]["torch"] == f"{needed[1]}.0"
+
+
+def measured() -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = json.loads((ROOT / "benchmarks" / "results" / "versions.json").read_text())["rows"]
+    return rows
+
+
+def test_each_python_and_the_ends_of_torch_were_tried() -> None:
+    rows = measured()
+    tried = {(row["python"].rpartition(".")[0], row["torch"]): row["outcome"] for row in rows}
+    assert {python for python, _ in tried} == set(pythons())
+    assert set(tried.values()) <= {"passed", "no wheel of torch"}
+    for torch in (rows[0]["torch"], rows[-1]["torch"]):
+        assert "passed" in {outcome for (_, other), outcome in tried.items() if other == torch}
+
+
+def test_only_the_job_that_publishes_may_ask_for_a_token() -> None:
+    jobs = (ROOT / ".github" / "workflows" / "release.yml").read_text().partition("\njobs:\n")[2]
+    by_name = dict(re.findall(r"^  (\w+):\n(.*?)(?=^  \w|\Z)", jobs, re.MULTILINE | re.DOTALL))
+    assert set(by_name) == {"source", "any", "loops", "smoke", "publish"}
+    assert [name for name, job in by_name.items() if "id-token" in job or "gh-action-pypi-publish" in job] == ["publish"]
+    assert "    if: github.ref_type == 'tag'\n    runs-on" in by_name["publish"]
+    assert "    needs: [source, any, loops, smoke]\n" in by_name["publish"]
+
+
+def test_the_paper_is_one_page_and_cites_what_it_lists() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text()
+    prose = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", text.split("---\n", 2)[2], flags=re.DOTALL)
+    assert 750 < len(prose.split()) < 1000
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        *("Summary", "Statement of need", "State of the field", "Software design", "Measured", "Limits", "References"),
+    ]
+    listed = re.findall(r"^@\w+\{(\w+),$", (ROOT / "docs" / "paper.bib").read_text(), re.MULTILINE)
+    assert listed == sorted(set(listed))
+    assert set(re.findall(r"(?<![\w.])@(\w+)", prose)) == set(listed)
+    results = set(re.findall(r"`(\w+\.json)`", prose))
+    assert results == {name for name in results if (ROOT / "benchmarks" / "results" / name).is_file()}
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_what_a_build_needs_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="70.1")
+    shutil.copytree(ROOT, tmp_path / "tree", ignore=shutil.ignore_patterns(".*", "*.so", "__pycache__", "*.egg-info", "build"))
+    shutil.copy(ROOT / "reducers/kernels/cpp/build.py", tmp_path / "tree/reducers/kernels/cpp")  # which is no folder of that name
+    make = "import setuptools.build_meta as made; made.build_sdist('made')"
+    subprocess.run([sys.executable, "-c", make], cwd=tmp_path / "tree", check=True, capture_output=True)
+    (archive,) = (tmp_path / "tree" / "made").iterdir()
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames() if files.getmember(name).isfile()}
+    endings = {"reducers": {".py", ".cpp", ".h", ".typed"}, "recorders": {".py", ".cpp", ".typed", ".html", ".css", ".js"}}
+    packages = {
+        str(path.relative_to(ROOT))
+        for package, known in endings.items()
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in known
+    }
+    others = {name for name in names - packages if not name.startswith("torch_recorders.egg-info/")}
+    assert others == {"LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
+    assert packages - names == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_the_main_jobs_need_nothing_that_other_systems_lack(system: str) -> None:
+    run = subprocess.run([sys.executable, ROOT / "tests" / "elsewhere.py", system], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    *failed, last = run.stdout.splitlines()
+    assert last == "all done"
+    optional = ("reducers.kernels.triton.", "recorders.cli.tutorial ", "recorders.integrations.")
+    assert [line for line in failed if not line.startswith(optional)] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -41,10 +42,8 @@ LOGGER = logging.getLogger("reducers")
 
 _BETTER_FIRST = {"AVX512": ("AVX512", "AVX2"), "AVX2": ("AVX2",)}
 _SWEEP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # tasks, how many, and threads
-_WITHOUT = (
-    "so PyTorch's own operations reduce CPU tensors, which takes several times as long. With a C++ compiler, such as the package "
-    "g++ of your system, `pip install` builds them"
-)
+_SLOWER = "so PyTorch's own operations reduce CPU tensors, which takes several times as long"
+_WITHOUT = f"{_SLOWER}. With a C++ compiler, such as the package g++ of your system, `pip install` builds them"
 
 
 @cache
@@ -70,6 +69,8 @@ def in_order() -> bool:
 @cache
 def _loaded() -> tuple[ctypes.CDLL | None, str]:
     """Return the library, or why there is none."""
+    if not sys.platform.startswith("linux"):
+        return None, f"the loops in C++ are for Linux, {_SLOWER}"
     capability = torch.backends.cpu.get_cpu_capability()
     paths = [ROOT / loops_for(name) for name in _BETTER_FIRST.get(capability, ("DEFAULT",))]
     path = next(filter(Path.is_file, paths), None)
