@@ -64,6 +64,7 @@ SPANNING = {
     "test_gpu_benchmark.py",
     "test_house.py",
     "test_memory.py",
+    "test_notebooks.py",
     "test_plain_pytorch.py",
     "test_project.py",
     "test_real_networks.py",
