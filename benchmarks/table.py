@@ -358,6 +358,25 @@ def _worked(row: dict[str, Any]) -> str:
     return str(row["outcome"])
 
 
+def generating() -> str:
+    """What recording costs `generate` of transformers."""
+    found = _result("generate")
+    ratios = {(row["execution"], row["what"]): f"{row['x bare']:.2f}x" for row in found["rows"]}
+    whats = list(dict.fromkeys(row["what"] for row in found["rows"]))
+    monitors = {row["what"]: str(row["monitors"]) for row in found["rows"]}
+    rows = [
+        (what, monitors[what], *(ratios.get((execution, what), "not measured") for execution in ("eager", "compiled")))
+        for what in whats
+        if what != "bare"
+    ]
+    bare = min(row["ms a token"]["median"] for row in found["rows"] if row["what"] == "bare")
+    note = (
+        f"Time of the processor, of bare `generate` in the same turns, which takes {bare:.0f} ms a new token: {found['what']}. "
+        f"Compiled: a static cache, whose prefill is not compiled. {_machine('generate')}"
+    )
+    return "\n".join([*_table(("what is recorded of outputs", "monitors", "eager", "compiled"), rows), "", note])
+
+
 def streams() -> str:
     """Raw capture beside plain files, for the page about streams."""
     rows: Found = [
@@ -542,6 +561,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "divergence.md": {"costs": divergence_costs},
     ROOT / "docs" / "paper.md": {"figures": headline, "beside": paper},
+    ROOT / "docs" / "generating.md": {"costs": generating},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
     ROOT / "docs" / "speed.md": {

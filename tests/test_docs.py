@@ -15,7 +15,10 @@ RUN = [page for page in PAGES if "```python" in page.read_text() and page.name !
 """Pages whose blocks are run one after another. `test_cookbook.py` runs each recipe by itself, and `test_pages.py` what confirms a
 finding, on a training that has it."""
 
-NEEDED = {"trainers.md": ("lightning", "transformers", "accelerate", "ignite", "tensorboard")}
+NEEDED = {
+    "generating.md": ("transformers",),
+    "trainers.md": ("lightning", "transformers", "accelerate", "ignite", "tensorboard"),
+}
 """Libraries that the test command does not install; `.ci/run` does."""
 
 

@@ -136,10 +136,10 @@ class _Requests:
             self._new += 1
             self._recorder.clock.advance()
         if self._wanted:
-            values = self._values(ids, width, inputs.get(f"{prefix}position_ids"), kwargs.get(f"{prefix}attention_mask"))
+            values = self._facts(ids, width, inputs.get(f"{prefix}position_ids"), kwargs.get(f"{prefix}attention_mask"))
             self._given.enter_context(self._recorder.given(**{name: values[name] for name in self._wanted}))
 
-    def _values(self, ids: Tensor, width: int, positions: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
+    def _facts(self, ids: Tensor, width: int, positions: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
         """Returns what can be given, each of shape (rows, width)."""
         rows, device = self._rows, ids.device
         if mask is None or mask.ndim != 2:  # generate leaves out a mask without padding

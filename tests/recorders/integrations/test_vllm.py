@@ -25,15 +25,19 @@ from reducers import Count, GroupBy, Masked, Summary
 
 
 class Layer(nn.Module):
-    """As layers of vLLM: (tokens, features)."""
+    """As layers of vLLM: (tokens, features), and a residual, which the next layer adds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
-    def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
-        out: Tensor = hidden_states + self.down(self.up(hidden_states).relu())
-        return out
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        residual = hidden_states if residual is None else hidden_states + residual
+        return self.down(self.up(residual).relu()), residual
+
+
+def hidden(out: tuple[Tensor, Tensor]) -> Tensor:
+    return out[0] + out[1]
 
 
 class Model(nn.Module):
@@ -44,17 +48,17 @@ class Model(nn.Module):
         self.embed, self.layers = nn.Embedding(50, 8), nn.ModuleList([Layer(), Layer()])
 
     def forward(self, input_ids: Tensor, positions: Tensor, intermediate_tensors: Any = None, inputs_embeds: Any = None) -> Tensor:
-        x: Tensor = self.embed(input_ids)
+        x, residual = self.embed(input_ids), None
         for layer in self.layers:
-            x = layer(positions, x)
-        return x
+            x, residual = layer(positions, x, residual)
+        return hidden((x, residual))
 
 
 def masked(model: nn.Module) -> Recorder:
     return Recorder(
-        out=ForwardMonitor(Masked(Summary("t d -> d")), given="mask"),
-        phase=ForwardMonitor(GroupBy(Count("t d -> "), 2), given="phase"),
-        position=ForwardMonitor(GroupBy(Count("t d -> ")), given="position"),
+        out=ForwardMonitor(Masked(Summary("t d -> d")), op_=hidden, given="mask"),
+        phase=ForwardMonitor(GroupBy(Count("t d -> "), 2), op_=hidden, given="phase"),
+        position=ForwardMonitor(GroupBy(Count("t d -> ")), op_=hidden, given="position"),
     ).modules(model, types=Layer)
 
 
