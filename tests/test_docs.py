@@ -46,6 +46,20 @@ def test_python_blocks_run_and_print_what_is_shown(
         namespace.clear()  # callables of monitors hold it, and with it all nets and recorders of the page
 
 
+OURS = """finding gate inspector leaf lens lift monitor observation operand pattern preset recorder recording reducer ring state subrecorder
+tick timeline"""
+"""Words of the project, or of the field with a meaning of its own here."""
+
+
+def test_the_quickstart_uses_no_word_that_it_did_not_explain() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text().partition("## Go on")[0]  # links, each named for what it is
+    for noise in (r"^```.*?^```", r"`[^`]*`", r"\]\([^)]*\)", r"^#.*?$"):
+        page = re.sub(noise, "", page, flags=re.MULTILINE | re.DOTALL)
+    for word in OURS.split():
+        first = re.search(rf"\*?\b{word}s?\b\*?", page, flags=re.IGNORECASE)
+        assert first is None or re.fullmatch(r"\*\w+\*", first[0]), f"{first[0]!r} is not explained where it comes first"
+
+
 def test_every_picture_is_shown_and_a_command_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import pictures
