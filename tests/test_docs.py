@@ -46,8 +46,10 @@ def test_python_blocks_run_and_print_what_is_shown(
         namespace.clear()  # callables of monitors hold it, and with it all nets and recorders of the page
 
 
-OURS = """finding gate inspector leaf lens lift monitor observation operand pattern preset recorder recording reducer ring state subrecorder
-tick timeline"""
+OURS = """
+finding gate inspector leaf lens lift monitor observation operand pattern preset recorder recording reducer ring state subrecorder tick
+timeline
+"""
 """Words of the project, or of the field with a meaning of its own here."""
 
 
