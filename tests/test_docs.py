@@ -47,8 +47,8 @@ def test_python_blocks_run_and_print_what_is_shown(
 
 
 OURS = """
-finding gate inspector leaf lens lift monitor observation operand pattern preset recorder recording reducer ring state subrecorder tick
-timeline
+finding gate inspector leaf lens lift monitor observation operand pattern preset recorder recording reducer ring state subrecorder
+tick timeline
 """
 """Words of the project, or of the field with a meaning of its own here."""
 
