@@ -1,59 +1,93 @@
-"""Raw capture: gigabytes through a `Stream` beside plain safetensors files of the same shards, flushed to the same disk.
+"""Raw capture: gigabytes through a `Stream`, and back through a `StreamDataset`, beside plain files on the same disk.
 
-Both write rows of 768 float32 values in turns of about 1 GB; a turn of either ends when everything is on the disk. The figure is
-the ratio of their speeds within one turn. The largest memory of the process is measured while the stream writes.
-Run: python benchmarks/stream.py --gb 20 [--folder FOLDER], with twice as much room on the disk.
+Rows have 768 float32 values, puts and batches 4,096 rows. Streamed and plain take turns of about 1 GB, in a random order. Plain
+writing is `os.write` of the same rows into files as large as a shard, one after the other; both end when everything is flushed
+to the disk. Plain reading is `readinto` of one buffer that is used again and again. Before each turn of reading, the files are
+dropped from the memory of the system. A dataset reads rows first with a comparison of checksums, and then again without. The
+figures are ratios within one turn, because a disk, and who else uses it, change from minute to minute.
+Run: python benchmarks/stream.py --gb 20 [--folder FOLDER], with 1 GB more room on the disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import spread, write
-from safetensors.torch import save_file
 
 from recorders import Stream, StreamDataset
 
 ROWS, WIDTH = 4096, 768
 SHARD = QUEUE = 1 << 28
 PUT = ROWS * WIDTH * 4
-TURN = 84  # puts: about 1 GB
+TURN = 84  # puts, or batches: about 1 GB
+WINDOW = 1 << 16  # rows; a turn has five of them
 
 
-def flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def plain(folder: Path, rows: torch.Tensor) -> float:
-    """Bytes a second of files written one after the other, from rows that are in memory already."""
+def write_plain(folder: Path, rows: torch.Tensor) -> float:
+    """Seconds for files written one after the other."""
     folder.mkdir()
-    shard = rows.repeat(SHARD // PUT, 1)
+    data = memoryview(rows.numpy()).cast("B")
     started, written = time.perf_counter(), 0
     while written < TURN * PUT:
-        path = folder / f"{written}.safetensors"
-        save_file({"rows": shard}, path)
-        flush(path)
-        written += shard.nbytes
+        handle = os.open(folder / str(written), os.O_WRONLY | os.O_CREAT)
+        size = 0
+        while size < SHARD and written < TURN * PUT:
+            left = data
+            while left:
+                left = left[os.write(handle, left) :]
+            size, written = size + PUT, written + PUT
+        os.fsync(handle)
+        os.close(handle)
     seconds = time.perf_counter() - started
     shutil.rmtree(folder)
-    return written / seconds
+    return seconds
 
 
-def streamed(stream: Stream, rows: torch.Tensor, first: int) -> float:
+def write_stream(stream: Stream, rows: torch.Tensor, first: int) -> float:
     started = time.perf_counter()
     for step in range(first, first + TURN):
         with stream.given(ids=torch.arange(ROWS) + step * ROWS):
             stream.put("rows", rows)
     stream.flush()
-    return TURN * PUT / (time.perf_counter() - started)
+    return time.perf_counter() - started
+
+
+def forget(folder: Path) -> None:
+    """Drops the files from the memory of the system."""
+    for path in folder.glob("*.safetensors"):
+        handle = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
+def read_plain(files: list[Path]) -> float:
+    """Seconds for `TURN` batches as bytes of files."""
+    buffer, read = bytearray(PUT), 0
+    started = time.perf_counter()
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while read < TURN * PUT and (count := file.readinto(buffer)):
+                read += count
+    return (time.perf_counter() - started) * TURN * PUT / read
+
+
+def read_batches(data: Any, first: int) -> float:
+    """Seconds for `TURN` batches of a dataset."""
+    started = time.perf_counter()
+    for index in range(first, first + TURN):
+        batch = data[index % len(data)]
+    assert len(batch)
+    return time.perf_counter() - started
 
 
 def resident(which: str) -> int:
@@ -66,45 +100,70 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def read(folder: Path, shuffle: int | None) -> float:
-    """Bytes a second of batches of 4,096 rows, checksums compared."""
-    data = StreamDataset(folder, shuffle=shuffle).batches(ROWS)
-    started = time.perf_counter()
-    count = min(len(data), 4 * TURN)
-    for index in range(count):
-        data[index]
-    return count * PUT / (time.perf_counter() - started)
+def writing(folder: Path, turns: int) -> dict[str, Any]:
+    rows = torch.randn(ROWS, WIDTH)
+    plains, streams, memory = [], [], []
+    with Stream(folder / "stream", shard_bytes=SHARD, queue_bytes=QUEUE) as stream:
+        for turn in range(turns):
+            for what in random.sample(("plain", "stream"), 2):
+                if what == "plain":
+                    plains.append(write_plain(folder / "plain", rows))
+                    continue
+                forget_peak()
+                before = resident("VmRSS")
+                streams.append(write_stream(stream, rows, turn * TURN))
+                memory.append(resident("VmHWM") - before)
+    return {**compared("write", plains, streams), "added memory MB": max(memory) / 1e6}
+
+
+def reading(folder: Path, turns: int) -> dict[str, Any]:
+    files = sorted(folder.glob("*.safetensors"))
+    seconds: dict[str, list[float]] = {"plain": []}
+    seen = {"in order": StreamDataset(folder), "shuffled": StreamDataset(folder, shuffle=0, window=WINDOW)}
+    for data in seen.values():
+        for batch in data.batches(ROWS):
+            assert len(batch)
+    for turn in range(turns):
+        part = turn * TURN * PUT // SHARD
+        makes: dict[str, Callable[[], float]] = {"plain": lambda part=part: read_plain(files[part:] + files[:part])}
+        for name, data in seen.items():
+            first = StreamDataset(folder, shuffle=0 if name == "shuffled" else None, window=WINDOW)
+            for label, rows in ((f"{name}, first", first), (f"{name}, again", data)):
+                makes[label] = lambda rows=rows, turn=turn: read_batches(rows.batches(ROWS), turn * TURN)
+        for name, make in random.sample([*makes.items()], len(makes)):
+            forget(folder)
+            seconds.setdefault(name, []).append(make())
+    plains = seconds.pop("plain")
+    found: dict[str, Any] = {}
+    for name, taken in seconds.items():
+        found |= compared(f"read {name}", plains, taken)
+    return found
+
+
+def compared(what: str, plains: list[float], streams: list[float]) -> dict[str, Any]:
+    """Bandwidths, and that of the stream as a part of that of plain files, turn by turn."""
+    size = TURN * PUT / 1e9
+    return {
+        f"{what}: plain GB/s": size / statistics.median(plains),
+        f"{what}: stream GB/s": size / statistics.median(streams),
+        f"{what}: of plain": spread([plain / stream for plain, stream in zip(plains, streams, strict=True)]),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--gb", type=float, default=2.0)
+    parser.add_argument("--turns", type=int, default=None, help="of reading; as many as of writing if this is not given")
     parser.add_argument("--folder", default=None)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = torch.randn(ROWS, WIDTH)
-    plains, streams, memory = [], [], []
+    random.seed(0)
+    turns = max(2, round(given.gb * 1e9 / (TURN * PUT)))
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
-        folder = Path(name)
-        with Stream(folder / "stream", shard_bytes=SHARD, queue_bytes=QUEUE) as stream:
-            for turn in range(max(1, round(given.gb * 1e9 / (TURN * PUT)))):
-                plains.append(plain(folder / "plain", rows))
-                forget_peak()
-                before = resident("VmRSS")
-                streams.append(streamed(stream, rows, turn * TURN))
-                memory.append(resident("VmHWM") - before)
-        row = {
-            "gb": len(streams) * TURN * PUT / 1e9,
-            "plain GB/s": spread(plains)["median"] / 1e9,
-            "stream GB/s": spread(streams)["median"] / 1e9,
-            "stream / plain": spread([s / p for s, p in zip(streams, plains, strict=True)]),
-            "stream / plain in total": sum(1 / p for p in plains) / sum(1 / s for s in streams),
-            "added memory MB": max(memory) / 1e6,
-            "shard MB": SHARD / 1e6,
-            "queue MB": QUEUE / 1e6,
-            "read in order GB/s": read(folder / "stream", None) / 1e9,
-            "read shuffled GB/s": read(folder / "stream", 0) / 1e9,
-        }
+        row = {"gb": turns * TURN * PUT / 1e9, "shard MB": SHARD / 1e6, "queue MB": QUEUE / 1e6}
+        row |= writing(Path(name), turns)
+        print(row)
+        row |= reading(Path(name) / "stream", given.turns or turns)
     print(row)
     write("stream", rows=[row])
 

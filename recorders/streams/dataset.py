@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recorders.errors import MergeError, SelectionError
+from recorders.streams.buffers import Buffers
 from recorders.streams.files import StreamFiles
 from recorders.streams.huggingface import iterable_dataset
 from recorders.streams.index import Kind, Shard
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["StreamDataset"]
+
+KEPT = 1 << 28
+"""How many bytes of memory for batches are kept, to be used again."""
 
 
 class StreamDataset(Dataset[Any]):
@@ -85,6 +89,7 @@ class StreamDataset(Dataset[Any]):
             raise SelectionError(f"{self._shown} has no place (); it has {known[:20]}")
         self._order(shuffle, window)
         self._joined: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._buffers = Buffers(KEPT)
         self._take_in()
 
     def shuffled(self, seed: int | None, window: int | None = 1 << 16) -> Self:
@@ -266,7 +271,7 @@ class StreamDataset(Dataset[Any]):
         back = None if counts.max() == len(rows) else order.argsort()  # rows of one shard are in order already
         found: dict[str, Tensor] = {}
         for place, kind in self.kinds.items():
-            raw = torch.empty((len(rows), kind.row_bytes), dtype=torch.uint8, device="cpu")
+            raw = self._buffers.take(len(rows) * kind.row_bytes).view(len(rows), kind.row_bytes)
             ids = torch.empty((len(rows), kind.columns), dtype=torch.int64, device="cpu")
             begin = 0
             for number in counts.nonzero().flatten().tolist():
@@ -279,7 +284,8 @@ class StreamDataset(Dataset[Any]):
                     ids[begin:end] = reader.ids(chosen)
                 begin = end
             if back is not None:
-                raw, ids = raw.index_select(0, back), ids.index_select(0, back)
+                raw = torch.index_select(raw, 0, back, out=self._buffers.take(raw.nbytes).view(raw.shape))
+                ids = ids.index_select(0, back)
             found[place] = raw.view(getattr(torch, kind.dtype)).view(len(rows), *kind.shape)
         return found, ids
 

@@ -28,10 +28,13 @@ INDEX = "index.jsonl"
 OURS = re.compile(r"\d{8}-\d{4}-[\w.-]{0,60}\.safetensors", re.ASCII)
 """The names of the files of shards: the number of the shard, of the place in it, and a name to recognise it by."""
 
+VERSION = 2
+"""In version 1 blocks had 1 MiB, so a shuffled reader of short runs read twice as much as it was asked for."""
+
 PAYLOAD = 4096
 """Where the tensors begin in each file; before that is the header of safetensors, filled up with spaces."""
 
-BLOCK = 1 << 20
+BLOCK = 1 << 17
 """Each block of so many bytes of the tensors has a checksum."""
 
 
@@ -103,7 +106,7 @@ class Shard:
     next_ids: Mapping[str, int] = field(default_factory=dict)
 
 
-FIRST = (json.dumps({"format": "torch-recorders stream", "version": 1, "payload": PAYLOAD, "block": BLOCK}) + "\n").encode()
+FIRST = (json.dumps({"format": "torch-recorders stream", "version": VERSION, "payload": PAYLOAD, "block": BLOCK}) + "\n").encode()
 """The line that every index begins with."""
 
 
@@ -163,8 +166,8 @@ def _check_first(name: str, line: bytes) -> None:
     if line == FIRST:
         return
     found = re.match(rb'\{"format": "torch-recorders stream", "version": (\d{1,9}), ', line)
-    if found and int(found[1]) != 1:
-        raise SchemaError(f"{name} has version {int(found[1])}; this version of recorders knows 1")
+    if found and int(found[1]) != VERSION:
+        raise SchemaError(f"{name} has version {int(found[1])}; this version of recorders knows {VERSION}")
     raise CorruptRecordingError(f"{name}: the first line is not that of a stream: {line[:80]!r}")
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -15,9 +16,13 @@ from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
 from recorders.recordings.storage.tensors import CODES, PAIRS, as_bytes, as_memory
+from recorders.streams.hints import read_soon, write_soon
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
 
 __all__ = ["PartReader", "PartWriter", "header"]
+
+WRITTEN_AT_ONCE = 1 << 23
+"""The disk begins to write after so many bytes; it would wait for `finish` otherwise, because systems let files grow in memory."""
 
 
 def header(kind: Kind, rows: int) -> bytes:
@@ -41,7 +46,7 @@ class PartWriter:
         self.path, self.kind, self.rows = folder / self._file, kind, 0
         self._ids: list[Tensor] = []
         self._blocks: list[int] = []
-        self._crc = self._filled = 0
+        self._crc = self._filled = self._held = 0
         with _opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
             _write(handle, memoryview(bytes(PAYLOAD)))
 
@@ -73,6 +78,10 @@ class PartWriter:
         view = as_memory(data)
         with _opened(self.path, os.O_WRONLY | os.O_APPEND) as handle:
             _write(handle, view)
+            self._held += len(view)
+            if self._held >= WRITTEN_AT_ONCE:
+                write_soon(handle)
+                self._held = 0
         while view:
             piece = view[: BLOCK - self._filled]
             self._crc, self._filled, view = zlib.crc32(piece, self._crc), self._filled + len(piece), view[len(piece) :]
@@ -93,6 +102,13 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 def _write(handle: int, data: memoryview) -> None:
     while data:
         data = data[os.write(handle, data) :]
+
+
+PIECE = 1 << 20
+"""How many bytes are read before their checksums are computed, in the caches of the processor; a multiple of `BLOCK`."""
+
+READ_THROUGH = 1 << 16
+"""So many bytes of neighbouring rows, or more, are read from the file: the pages of a map would be mapped first, piece by piece."""
 
 
 class PartReader:
@@ -120,6 +136,7 @@ class PartReader:
         self._bytes, row_bytes = whole[PAYLOAD:], part.kind.row_bytes
         self._rows = self._bytes[: part.rows * row_bytes].view(part.rows, row_bytes)
         self._ids = self._bytes[part.ids_start :].view(torch.int64).view(part.rows, part.kind.columns)
+        self._path, self._memory = path, as_memory(self._bytes)
         self._unread = torch.ones(len(part.blocks), dtype=torch.bool, device="cpu")
 
     def rows(self, indices: Tensor, out: Tensor) -> None:
@@ -129,6 +146,9 @@ class PartReader:
             CorruptRecordingError: a block that holds one of them is damaged; the message names the rows in it.
         """
         starts, size = indices * self.part.kind.row_bytes, self.part.kind.row_bytes
+        if out.nbytes >= READ_THROUGH and bool((indices.diff() == 1).all()):
+            self._read(int(starts[0]), as_memory(out))
+            return
         self._check(starts, starts + size)
         torch.index_select(self._rows, 0, indices, out=out)
 
@@ -142,6 +162,17 @@ class PartReader:
         """Compares each block with its checksum; raises what `rows` raises."""
         self._check(torch.zeros(1, dtype=torch.int64, device="cpu"), torch.tensor([self.part.size], device="cpu"))
 
+    def _read(self, start: int, out: memoryview) -> None:
+        """Fills `out` with the bytes from `start` on; compares the blocks with their checksums that were not compared before."""
+        end = start + len(out)
+        unread = bool(self._unread[start // BLOCK : -(-end // BLOCK)].any())
+        with self._opened(start, end) as file:
+            for begin, stop in pieces(start, end) if unread else [(start, end)]:
+                piece = out[begin - start : stop - start]
+                self._fill(file, begin, piece)
+                if unread:
+                    self._compare(begin, piece)
+
     def _check(self, starts: Tensor, ends: Tensor) -> None:
         """Compares with their checksums the blocks of bytes from `starts` to `ends` that were not compared before."""
         if not len(starts) or not self._unread.any():
@@ -149,11 +180,56 @@ class PartReader:
         edges = torch.zeros(len(self._unread) + 1, dtype=torch.int64, device="cpu")
         edges.index_add_(0, starts // BLOCK, torch.ones_like(starts))
         edges.index_add_(0, (ends + BLOCK - 1) // BLOCK, -torch.ones_like(ends))
-        for block in ((edges.cumsum(0)[:-1] > 0) & self._unread).nonzero().flatten().tolist():
-            start, end = block * BLOCK, min((block + 1) * BLOCK, self.part.size)
-            if zlib.crc32(as_memory(self._bytes[start:end])) != self.part.blocks[block]:
-                raise self._damaged(*self._rows_in(start, end), "the checksum differs")
-            self._unread[block] = False
+        blocks = ((edges.cumsum(0)[:-1] > 0) & self._unread).nonzero().flatten()
+        if not len(blocks):
+            return
+        spans = [(first * BLOCK, min(last * BLOCK, len(self._memory))) for first, last in spans_of(blocks).tolist()]
+        if len(spans) > 1:
+            read_soon(self._path, ((PAYLOAD + start, PAYLOAD + end) for start, end in spans))
+        scratch = memoryview(bytearray(min(PIECE, max(end - start for start, end in spans))))
+        with self._opened(*spans[0]) as file:
+            for start, end in spans:
+                for begin, stop in pieces(start, end):
+                    self._fill(file, begin, scratch[: stop - begin])
+                    self._compare(begin, scratch[: stop - begin])
+
+    def _opened(self, start: int, end: int) -> FileIO:
+        try:
+            return FileIO(self._path)
+        except OSError as error:
+            raise self._damaged(*self._rows_in(start, end), str(error)) from error
+
+    def _fill(self, file: FileIO, start: int, data: memoryview) -> None:
+        """Fills `data` with the bytes from `start` on."""
+        filled, reason = 0, "the file is shorter than it was"
+        try:
+            file.seek(PAYLOAD + start)
+            while filled < len(data) and (count := file.readinto(data[filled:])):
+                filled += count
+        except OSError as error:
+            reason = str(error)
+        if filled < len(data):
+            raise self._damaged(*self._rows_in(start, start + len(data)), reason)
+
+    def _compare(self, start: int, data: memoryview) -> None:
+        """Compares the blocks with their checksums that have a part in `data`, the bytes from `start` on."""
+        end = start + len(data)
+        first, last = start // BLOCK, -(-end // BLOCK)
+        for block in (self._unread[first:last].nonzero().flatten() + first).tolist():
+            before, after = self._ends(block)
+            if start <= before and after <= end:
+                crc = zlib.crc32(data[before - start : after - start])
+            else:  # the rest is in another piece, or is not asked for
+                begin, stop = max(before, start), min(after, end)
+                crc = zlib.crc32(data[begin - start : stop - start], zlib.crc32(self._memory[before:begin]))
+                crc = zlib.crc32(self._memory[stop:after], crc)
+            if crc != self.part.blocks[block]:
+                raise self._damaged(*self._rows_in(before, after), "the checksum differs")
+        self._unread[first:last] = False
+
+    def _ends(self, block: int) -> tuple[int, int]:
+        """Where a block begins, and the next one."""
+        return block * BLOCK, min((block + 1) * BLOCK, len(self._memory))
 
     def _rows_in(self, start: int, end: int) -> tuple[int, int]:
         """The rows whose values or ids lie between two bytes."""
@@ -168,3 +244,21 @@ class PartReader:
             f"{self._name}: rows {start} to {end - 1} of {self._place!r} in this shard are damaged or missing: {reason}; "
             "other rows and shards can be read"
         )
+
+
+def pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """What is read at once of the bytes from `start` to `end`: up to the multiples of `PIECE` between them."""
+    while start < end:
+        stop = min(end, (start // PIECE + 1) * PIECE)
+        yield start, stop
+        start = stop
+
+
+def spans_of(numbers: Tensor) -> Tensor:
+    """The first of each run of neighbours, and the number after its last one: int64 of shape (runs, 2).
+
+    >>> spans_of(torch.tensor([4, 5, 6, 1, 2])).tolist()
+    [[4, 7], [1, 3]]
+    """
+    cuts = (numbers.diff() != 1).nonzero().flatten()
+    return torch.stack([torch.cat([numbers[:1], numbers[cuts + 1]]), torch.cat([numbers[cuts], numbers[-1:]]) + 1], 1)

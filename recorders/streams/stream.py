@@ -24,6 +24,7 @@ from recorders.recorder.selection import Excluded, Names
 from recorders.recordings import display
 from recorders.recordings.atomic_files import as_path
 from recorders.recordings.storage.tensors import CODES
+from recorders.streams.buffers import Buffers
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, QueuedRows, moment
 from recorders.streams.sink import RowCount, RowSink, rows_of
@@ -96,6 +97,7 @@ class Stream(display.ShownAsTable):
         self.path = Path(as_path(path)).absolute()
         self._dtype = dtype
         self._writer = Writer(self.path, shard_bytes, Queue(queue_bytes, when_full == "wait"))
+        self._buffers = Buffers(queue_bytes)
         self._next_ids = dict(self._writer.next_ids)
         self._kinds = dict(self._writer.kinds)
         self._ids: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -199,7 +201,7 @@ class Stream(display.ShownAsTable):
             queue = self._writer.queue
             with queue.changed:
                 if queue.admits(size):
-                    copy = as_monitor(_copy, x, dtype)
+                    copy = as_monitor(_copy, x, dtype, self._buffers)
                     ids, ids_ready = (start, None) if self._ids is None else self._ids
                     queue.add(QueuedRows(place, kind, copy, lead, ids, moment(copy), ids_ready, size))
                     return rows
@@ -310,6 +312,8 @@ class Stream(display.ShownAsTable):
             warn_user(f"the stream to {self.path} {reason}", RecordingWarning)
 
 
-def _copy(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _copy(x: Tensor, dtype: torch.dtype, buffers: Buffers) -> Tensor:
     x = x.resolve_conj().resolve_neg()
+    if x.is_cpu:
+        return buffers.take(x.numel() * dtype.itemsize).view(dtype).view(x.shape).copy_(x)
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pickle
 import random
 import shutil
@@ -218,6 +219,64 @@ def test_damage_of_one_block_leaves_the_other_rows_of_the_shard(tmp_path: Path) 
     assert found[2 * rows][0][0] == 2 * BLOCK // 4
     with pytest.raises(CorruptRecordingError, match=f"rows {rows} to {2 * rows - 1} of 'x'"):
         found[rows + 3]
+
+
+WIDTH, LONG = 100, 9_000
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9,000 rows of 400 bytes, so blocks do not end where rows do."""
+    folder = tmp_path_factory.mktemp("stream")
+    with Stream(folder) as stream:
+        stream.put("x", torch.arange(LONG)[:, None] + torch.zeros(WIDTH))
+    return folder
+
+
+@settings(max_examples=40, deadline=None)
+@given(place=st.integers(0, 400 * LONG - 1), first=st.integers(0, LONG), count=st.integers(0, LONG), seed=st.none() | st.just(0))
+def test_rows_in_a_damaged_block_are_refused_and_no_others(
+    long: Path, place: int, first: int, count: int, seed: int | None
+) -> None:
+    block = place // BLOCK
+    damaged = range(block * BLOCK // 400, -(-(block + 1) * BLOCK // 400))
+    (file,) = long.glob("*.safetensors")
+    data = StreamDataset(long, shuffle=seed, window=300)
+    chosen = range(first, min(first + count, LONG))
+    asked = chosen if seed is None else Shuffle(0, 300)(torch.tensor(chosen, dtype=torch.int64), LONG).tolist()
+    with open(file, "r+b") as opened:
+        opened.seek(PAYLOAD + place)
+        byte = opened.read(1)[0]
+        for value in (byte ^ 8, byte):  # damaged, and whole again
+            opened.seek(PAYLOAD + place)
+            opened.write(bytes([value]))
+            opened.flush()
+            if value != byte and any(row in damaged for row in asked):
+                with pytest.raises(CorruptRecordingError, match=f"rows {damaged[0]} to .* of 'x'"):
+                    data[first : first + count]
+            else:
+                assert data[first : first + count][:, 7].tolist() == [*asked]
+
+
+def test_a_file_that_is_gone_or_cut_while_it_is_read_is_an_error(long: Path, tmp_path: Path) -> None:
+    for harm in (Path.unlink, lambda path: os.truncate(path, PAYLOAD + 3_000_000)):
+        folder = tmp_path / str(harm)
+        shutil.copytree(long, folder)
+        data = StreamDataset(folder)
+        assert len(data[:1000]) == 1000
+        harm(next(folder.glob("*.safetensors")))
+        with pytest.raises(
+            CorruptRecordingError, match=r"rows 7000 to \d+ of 'x' in this shard are damaged or missing: \S.*; other"
+        ):
+            data[7000:]
+
+
+def test_a_stream_of_another_version_is_an_error_that_says_so(tmp_path: Path) -> None:
+    index = write(tmp_path) / "index.jsonl"
+    index.write_bytes(index.read_bytes().replace(b'"version": 2', b'"version": 1', 1))
+    for opens in (StreamDataset, Stream):
+        with pytest.raises(SchemaError, match="has version 1; this version of recorders knows 2"):
+            opens(tmp_path)
 
 
 def everything(folder: Path) -> Any:
