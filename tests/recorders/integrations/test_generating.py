@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,14 @@ MASK = (IDS != 0).long()
 NEW = 6
 GREEDY = {"do_sample": False}
 TOKENS = {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 3, "pad_token_id": 0}
+
+
+FAST = ("a dynamic cache", "a static cache", "chunks of the prefill")
+
+
+def marked(ways: Iterable[str], fast: Sequence[str]) -> list[Any]:
+    """Parameters, of which all but the fast ones are slow."""
+    return [pytest.param(way, marks=[] if way in fast else pytest.mark.slow) for way in ways]
 
 
 def new_model(kind: str = "llama", seed: int = 0) -> nn.Module:
@@ -69,7 +77,7 @@ WAYS: dict[str, tuple[str, int, dict[str, Any]]] = {
 """By name: the model, how many forwards the prefill takes, and how it generates."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", marked(WAYS, FAST))
 def test_prefill_and_decoding_are_recorded_apart_and_the_tokens_are_the_same(way: str) -> None:
     kind, prefills, how = WAYS[way]
     model, ids = new_model(kind), IDS
@@ -101,7 +109,7 @@ def ending(model: nn.Module) -> int:
     return next(token for token in second[1:-2] if token not in first and token != second[0])
 
 
-@pytest.mark.parametrize("how", ["dynamic", "static"])
+@pytest.mark.parametrize("how", marked(["dynamic", "static"], ["dynamic"]))
 def test_padding_and_what_comes_after_the_end_of_a_request_are_left_out(how: str) -> None:
     model = new_model()
     end = ending(model)
@@ -143,7 +151,7 @@ COUNTS: dict[str, tuple[dict[str, Any], list[int], list[int]]] = {
 """By name: how it generates; how many tokens there are by position and by request."""
 
 
-@pytest.mark.parametrize("way", COUNTS)
+@pytest.mark.parametrize("way", marked(COUNTS, ["chunks"]))
 def test_each_token_counts_at_its_position_and_for_its_request(way: str) -> None:
     how, positions, requests = COUNTS[way]
     model = new_model()
@@ -168,6 +176,7 @@ def test_settings_of_a_generation_config_count_too() -> None:
     assert (recorder["request/model.layers.1"].peek() / 32).tolist() == [2 * 7, 2 * 5]
 
 
+@pytest.mark.slow
 def test_embeddings_in_place_of_tokens() -> None:
     model = new_model()
     recorder = layers(model, position=ForwardMonitor(GroupBy(Count("b t d -> ")), given="position"))
@@ -177,6 +186,7 @@ def test_embeddings_in_place_of_tokens() -> None:
     assert (recorder["position/model.layers.1"].peek() / 32).tolist() == [2, 2, 2, 2, 2, 2, 1, 1]
 
 
+@pytest.mark.slow
 def test_every_n_th_forward_and_the_step_of_before() -> None:
     model = new_model()
     recorder = layers(model, out=ForwardMonitor(PerObservation(Max()), every_step=2))
@@ -186,6 +196,16 @@ def test_every_n_th_forward_and_the_step_of_before() -> None:
             run(model, **GREEDY)
     assert recorder[0].peek().tolist() == [x.max().item() for x in [*outputs[:NEW:2], *outputs[NEW::2]]]
     assert recorder.clock.step == 40
+
+
+@pytest.mark.slow
+def test_two_recorders_at_once_have_steps_of_their_own() -> None:
+    model = new_model()
+    first, second = (layers(model, out=ForwardMonitor(Count(), steps=steps)) for steps in ([0], [1, 2]))
+    with first, second, generating(first, model), generating(second, model):
+        run(model, **GREEDY)
+    assert (first[0].samples, second[0].samples) == (1, 2)
+    assert "generate" not in vars(model)
 
 
 def test_the_model_is_left_as_it_was() -> None:
