@@ -184,10 +184,19 @@ template <class T> class Elements {
       return Numbers(_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, __m512i(order_), _mm512_castsi256_si512(bits)));
     }
 #endif
-    return __builtin_shuffle(loaded(x_ + (uint64_t(ONE * WIDTH) ^ apart_), Numbers{}), order_);
+    return shuffled(loaded(x_ + (uint64_t(ONE * WIDTH) ^ apart_), Numbers{}), order_);
   }
 
  private:
+  ALWAYS static Numbers shuffled(const Numbers& numbers, const Bits& order) {
+#if defined(__clang__)  // which has no shuffle by a vector
+    Numbers found;
+    for (int lane = 0; lane < WIDTH; ++lane) found[lane] = numbers[order[lane]];
+    return found;
+#else
+    return __builtin_shuffle(numbers, order);
+#endif
+  }
   ALWAYS static Floats loaded(const Element* x, const Floats&) { return load<T>(x); }
   ALWAYS static Doubles loaded(const Element* x, const Doubles&) {
     Doubles found;
