@@ -150,11 +150,11 @@ class StreamDataset(Dataset[Any]):
             MissingExtraError: datasets is not installed.
             ValueError: there are not so many rows; or a place has rows of more than 5 axes, or the name of a column of ids.
 
-        ```
-        rows = StreamDataset("acts", ["1", "3"]).to_iterable_dataset(num_shards=64)
-        for batch in rows.shuffle(seed=0, buffer_size=10_000).with_format("torch").iter(batch_size=256):
-            batch["1"], batch["sample"]
-        ```
+        For example::
+
+            rows = StreamDataset("acts", ["1", "3"]).to_iterable_dataset(num_shards=64)
+            for batch in rows.shuffle(seed=0, buffer_size=10_000).with_format("torch").iter(batch_size=256):
+                batch["1"], batch["sample"]
         """
         if num_shards is not None and (type(num_shards) is not int or not 1 <= num_shards <= max(len(self), 1)):
             raise ValueError(f"to_iterable_dataset(num_shards={num_shards!r}): give a number from 1 to {len(self)}, the rows")
