@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from world import Place, World, returned
 
-from recorders import ForwardMonitor, Recorder, load
+from recorders import ForwardMonitor, Recorder, load, register_layouts
 from recorders.errors import RecorderError
 from recorders.integrations.vllm import RecorderExtension
 from reducers import Count, GroupBy, Masked, Summary
@@ -207,6 +209,69 @@ def test_the_model_is_as_before_when_recording_has_stopped(forwards: Forwards) -
 def test_what_cannot_be_recorded_is_told(forwards: Forwards, changed: dict[str, Any], make: str, message: str) -> None:
     with pytest.raises(RecorderError, match=message):
         Mixed(**changed).start_recording(f"{__name__}.{make}")
+
+
+class Reduced(nn.Module):
+    """A linear layer with some of the columns: what the ranks make of it is added up, as by `RowParallelLinear` of vLLM."""
+
+    def __init__(self, whole: nn.Linear, columns: slice) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(whole.weight[:, columns].clone()), whole.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x @ self.weight.T
+        dist.all_reduce(out)
+        return out + self.bias
+
+
+def spread(model: nn.Module) -> Recorder:
+    """Says which outputs are copies and which are parts."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    copies, parts = ("layers.0", "layers.1"), ("layers.0.up", "layers.1.up")
+    register_layouts(model, mesh, outputs=dict.fromkeys(copies, Replicate()) | dict.fromkeys(parts, Shard(-1)))
+    return whole(model)
+
+
+def whole(model: nn.Module) -> Recorder:
+    summary = ForwardMonitor(Masked(Summary("t d -> d")), given="mask")
+    return Recorder(summary).modules(model, names=["layers.?", "layers.?.up"])
+
+
+def tensor_parallel(place: Place, path: str) -> None:
+    """A worker of several, each with a part of the layers."""
+    worker, (rank, _) = Mixed(), place
+    for layer in worker.model.layers:
+        own = slice(8 * rank, 8 * rank + 8)
+        layer.down = Reduced(layer.down, own)
+        layer.up.weight, layer.up.bias = nn.Parameter(layer.up.weight[own]), nn.Parameter(layer.up.bias[own])
+    context: Any = stand_in()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+        patch.setitem(sys.modules, "vllm.forward_context", context)
+        worker.start_recording(f"{__name__}.spread")
+        for requests, padded in SCHEDULE:
+            Forwards(context).run(worker.model, requests, padded)
+        worker.save_recording(path)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_workers_save_what_one_would(forwards: Forwards, pair: World, tmp_path: Path) -> None:
+    worker = Mixed()
+    worker.start_recording(f"{__name__}.whole")
+    for requests, padded in SCHEDULE:
+        forwards.run(worker.model, requests, padded)
+    returned(pair.run(tensor_parallel, str(tmp_path / "run")))
+    found, expected = load(tmp_path / "run").compute(), worker._recorder_of_vllm().compute()
+    close = {"rtol": 1e-4, "atol": 1e-6}
+    assert found["layers.0"]["0"]["count"].unique().tolist() == [21]  # once, not for each copy
+    for name in ("layers.0", "layers.1"):
+        torch.testing.assert_close(found[name], expected[name], **close)
+        parts = [found[f"{name}.up"][f"part {rank} of 2"] for rank in (0, 1)]
+        together = {key: torch.cat([part[key] for part in parts]) for key in expected[f"{name}.up"]}
+        torch.testing.assert_close(together, expected[f"{name}.up"], **close)
 
 
 def test_vllm_itself_mixes_it_into_its_worker_and_calls_it_by_name() -> None:
