@@ -9,6 +9,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the docstrings of this tree, whatever is installed
 
+from docutils import nodes
+
 import reducers
 
 project = "torch-recorders"
@@ -27,8 +29,14 @@ default_role = "py:obj"  # in docstrings, a name in backticks is a link if the l
 
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+napoleon_use_rtype = False  # what is before the colon in "Returns:" are keys of a result, no types
 autodoc_inherit_docstrings = False  # a method that says nothing new is on the page of its base class
-autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}  # the names in `__all__`
+autodoc_default_options = {
+    "members": True,  # the names in `__all__`
+    "imported-members": True,
+    "show-inheritance": True,
+    "exclude-members": "reductions_of",  # each statistic has one, derived from its fields
+}
 
 
 def with_searched(app: Any, docname: str, source: list[str]) -> None:
@@ -40,5 +48,13 @@ def with_searched(app: Any, docname: str, source: list[str]) -> None:
     )
 
 
+def without_none(app: Any, domain: str, kind: str, content: nodes.Element) -> None:
+    """Drop the return type None: a reducer says below "Returns" what it computes, and what its constructor returns is nothing."""
+    for field in list(content.findall(nodes.field)):
+        if field[0].astext() == "rtype" and field[1].astext() == "None":
+            field.parent.remove(field)
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", with_searched)
+    app.connect("object-description-transform", without_none, priority=900)  # after types are added

@@ -36,6 +36,8 @@ FIRST = {
     "outliers": "presets.html#outliers",
     "fsdp": "distributed.html",
     "wandb": "wandb-watch.html",
+    "transformerlens": "other-tools.html#transformerlens",
+    "captum": "other-tools.html#captum",
 }
 """What people type, and the page, or the section of it, that answers."""
 
@@ -57,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site: that in the folder `RECORDERS_SITE`, or a new one."""
     if built := os.environ.get("RECORDERS_SITE"):
         return Path(built)
-    for needed in ("sphinx", "furo", "myst_parser"):
+    for needed in ("sphinx", "furo", "myst_nb"):
         pytest.importorskip(needed)
     folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(folder)], check=True)

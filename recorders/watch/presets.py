@@ -37,7 +37,7 @@ __all__ = [
 def calibration(*, per_channel: bool = False, group_size: int | None = None, mantissa_bits: int = 7) -> Recorder:
     """How inputs and outputs of layers are distributed: what `recorders.calibration` makes ranges, scales and files of.
 
-    The subrecorders are `input/<layer>` and `output/<layer>`. Both have `values`, a `Quantile` from 1e-6 to 1e6; inputs also have
+    The subrecorders are `input/layer` and `output/layer`. Both have `values`, a `Quantile` from 1e-6 to 1e6; inputs also have
     `squares`, the `Norm` of each channel, which is the importance of the weights that it meets. One pass serves all methods and
     formats.
 
@@ -53,9 +53,9 @@ def calibration(*, per_channel: bool = False, group_size: int | None = None, man
         mantissa_bits: of `Quantile`: quantiles have a relative error of at most `1 / (2**(mantissa_bits + 1) + 1)`, 0.39 % with 7.
 
     Returns:
-        A recorder. Results of `input/<layer>` and `output/<layer>`, float64: `values`, minimum, median and maximum, [3], or
-        [3, channels] or [3, groups], in the unit of the data. Of inputs also `squares`, [channels]: the square root of the sum of
-        the squares.
+        A recorder.
+        Results of `input/layer` and `output/layer`, float64: `values`, minimum, median and maximum, [3], or [3, channels] or [3,
+        groups], in the unit of the data. Of inputs also `squares`, [channels]: the square root of the sum of the squares.
 
     Raises:
         ArgumentError: a number is out of range, or both `per_channel` and `group_size` are given.
@@ -75,11 +75,12 @@ def outliers() -> Recorder:
     """Features that stick out, which make numbers of few bits coarse: what the lens `Outliers` shows, of every layer.
 
     Returns:
-        A recorder. Results of each layer, each 0-d: `peak` with `mean`, float64, the largest magnitude in standard deviations.
-        `kurtosis` with `mean`, float64, the excess over that of a normal distribution; both without a unit. `features` with
-        `outliers` and `features`, int64, how many features reach a magnitude of 6 and how many there are, and `mean`, the share.
-        In it also, float64, in the unit of the data: `largest`, the largest magnitude, and `typical`, the median over features of
-        their root mean squares.
+        A recorder.
+        Results of each layer, each 0-d: `peak` with `mean`, float64, the largest magnitude in standard deviations. `kurtosis`
+        with `mean`, float64, the excess over that of a normal distribution; both without a unit. `features` with `outliers` and
+        `features`, int64, how many features reach a magnitude of 6 and how many there are, and `mean`, the share. In it also,
+        float64, in the unit of the data: `largest`, the largest magnitude, and `typical`, the median over features of their root
+        mean squares.
     """
     return _of(Outliers(record_eval=True))
 
@@ -88,8 +89,9 @@ def update_ratio() -> Recorder:
     """How much a step changes weights, relative to their norm: what the lens `UpdateRatio` shows, of every weight.
 
     Returns:
-        A recorder. Results of each layer with a weight: `ratio`, [steps], float32 or wider, without a unit: the norm of the change
-        of the weight at each step over the norm of the weight before.
+        A recorder.
+        Results of each layer with a weight: `ratio`, [steps], float32 or wider, without a unit: the norm of the change of the
+        weight at each step over the norm of the weight before.
     """
     return Recorder(ParameterUpdateMonitor(Product(ratio=Collect()), "weight", op_=ratio_of))
 
@@ -101,9 +103,10 @@ def gradient_noise(batch_size: int) -> Recorder:
         batch_size: the number of samples that a step uses, over all micro-batches and ranks.
 
     Returns:
-        A recorder. Results of `weight/<layer>` and `bias/<layer>`, each 0-d: `count` and `nonfinite`, int64, how many steps count
-        and how many are left out. From two steps on, float64: `noise` and `signal`, both in the square of the unit of the gradient,
-        and `mean`, their ratio times `batch_size`, in samples; without it if the signal is not above 0.
+        A recorder.
+        Results of `weight/layer` and `bias/layer`, each 0-d: `count` and `nonfinite`, int64, how many steps count and how many
+        are left out. From two steps on, float64: `noise` and `signal`, both in the square of the unit of the gradient, and
+        `mean`, their ratio times `batch_size`, in samples; without it if the signal is not above 0.
 
     Raises:
         LensError: `batch_size` is not a positive number.
@@ -121,8 +124,9 @@ def attention_entropy(mask: str | None = None) -> Recorder:
             padding, are left out. None if all count.
 
     Returns:
-        A recorder. Results of each attention, each 0-d: those of `Summary` over all queries and heads, in nats: `count`, `mean`,
-        `var`, `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
+        A recorder.
+        Results of each attention, each 0-d: those of `Summary` over all queries and heads, in nats: `count`, `mean`, `var`,
+        `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
     """
     if mask is None:
         return Recorder(_AttentionMonitor(running().premap(entropies), op_=probabilities))
@@ -136,7 +140,8 @@ def mup_coordinates() -> Recorder:
     of several widths, and compare the same step and layer.
 
     Returns:
-        A recorder. Results of each module: [forwards], float64, the mean magnitude of its output, in the unit of the output.
+        A recorder.
+        Results of each module: [forwards], float64, the mean magnitude of its output, in the unit of the output.
     """
     return Recorder(ForwardMonitor(PerObservation(Norm(p=1, normalize=True), Collect()), eval_update=False))
 

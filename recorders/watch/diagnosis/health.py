@@ -69,11 +69,12 @@ def health(first: int = 24, every: int = 128) -> Recorder:
         every: of so many steps two are at least, however late.
 
     Returns:
-        A recorder. Results of `output/<layer>`, for each channel, [channels]: `stats`, those of `Summary`; `activity`, those of
-        `Activity`; `idle`, those of `Idle`; `first`, int64, the first observation with a number that is not finite, or -1. Of
-        `gradient/<layer>`, those of `Summary`, 0-d. For each parameter of `weights/<layer>`, which are gradients: `spread`, those
-        of `Summary`, and `size`, [steps], their norms. For each of `update/<layer>`: `ratio`, those of `Summary` of the norm of a
-        change over that of the parameter, and `course`, [steps], that ratio at each step. For each of `size/<layer>`: [steps],
+        A recorder.
+        Results of `output/layer`, for each channel, [channels]: `stats`, those of `Summary`; `activity`, those of `Activity`;
+        `idle`, those of `Idle`; `first`, int64, the first observation with a number that is not finite, or -1. Of
+        `gradient/layer`, those of `Summary`, 0-d. For each parameter of `weights/layer`, which are gradients: `spread`, those of
+        `Summary`, and `size`, [steps], their norms. For each of `update/layer`: `ratio`, those of `Summary` of the norm of a
+        change over that of the parameter, and `course`, [steps], that ratio at each step. For each of `size/layer`: [steps],
         norms of the parameter. Of the whole net: `inputs`, `outputs` and `target`, [batches, 76], what each batch was like;
         `steps`, [steps, 21], facts of each optimizer step; `inference`, the share of dropouts and the like that were in training
         mode while gradients were off; `loss`, with `spread`, those of `Summary`, and `course`, [steps], each value pushed.

@@ -46,10 +46,11 @@ def fingerprints(every: int = 1, k: int = 64) -> Recorder:
         k: projections of a sketch, see `reducers.Fingerprints`: an observation takes 8 * k + 64 bytes.
 
     Returns:
-        A recorder. Results are those of `reducers.Fingerprints`, with a row for each observation: of `input/<layer>`,
-        `output/<layer>`, `gradient/<layer>` and `input_gradient/<layer>`; for each parameter of `weights/<layer>`, its `gradient`
-        and `value`; of `before/<layer>` and `after/<layer>`, the parameters before and after the steps; of `states`, what the
-        optimizer keeps. `steps`, [steps, 21], has facts of each optimizer step.
+        A recorder.
+        Results are those of `reducers.Fingerprints`, with a row for each observation: of `input/layer`, `output/layer`,
+        `gradient/layer` and `input_gradient/layer`; for each parameter of `weights/layer`, its `gradient` and `value`; of
+        `before/layer` and `after/layer`, the parameters before and after the steps; of `states`, what the optimizer keeps.
+        `steps`, [steps, 21], has facts of each optimizer step.
 
     Raises:
         ValueError: `every` is not a positive number.
