@@ -16,7 +16,7 @@ import reducers
 project = "torch-recorders"
 author = copyright = "The torch-recorders developers"
 version = release = reducers.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"torch-recorders {version}"
 html_show_sourcelink = False
@@ -25,6 +25,8 @@ highlight_language = "none"  # of blocks that name no language
 copybutton_prompt_text = ">>> "
 
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks keep their outputs, which `tests/test_notebooks.py` compares with those of a run
+nb_output_stderr = "remove"
 default_role = "py:obj"  # in docstrings, a name in backticks is a link if the library has it
 
 autodoc_typehints = "description"
@@ -41,6 +43,8 @@ autodoc_default_options = {
 
 def with_searched(app: Any, docname: str, source: list[str]) -> None:
     """Make index entries of comments such as `<!-- search: gradient norm, norm of gradients -->`: the search shows these first."""
+    if app.env.doc2path(docname).suffix != ".md":
+        return
     source[0] = re.sub(
         r"<!-- search: (.+?) -->",
         lambda found: "```{index} " + ", ".join(f"! {words.strip()}" for words in found[1].split(",")) + "\n```",
