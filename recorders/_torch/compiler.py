@@ -138,6 +138,13 @@ def never_trace(function: Callable[..., Any]) -> None:
     _set_strategy(function.__code__, "SKIP", "SKIP")
 
 
+def never_trace_what_it_defines(function: Callable[..., Any]) -> None:
+    """As `never_trace`, for the functions that are defined within `function`."""
+    for constant in function.__code__.co_consts:
+        if isinstance(constant, CodeType):
+            _set_strategy(constant, "SKIP", "SKIP")
+
+
 def skip_frames(code: CodeType | None, skip: bool) -> None:
     """Run calls of `code` as plain Python, or as usual again. Dynamo sees the functions that it calls in either case."""
     if code is not None:

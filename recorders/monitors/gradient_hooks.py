@@ -116,18 +116,23 @@ def tell_of_gradients(outputs: Iterable[Tensor], calls: Sequence[tuple[Sighting,
     If it returned nothing with a gradient, nobody tells: then the next gradient of the leaf counts as one of the call.
     """
 
-    def come() -> None:
-        for _, call in calls:
-            call.backward = graph_task()
-
     telling = [x for x in outputs if x.requires_grad and not x.is_leaf]
     for output in telling:
-        _hook(output, lambda _: guarded(fail, come))
+        _hook(output, partial(_tell, fail, [call for _, call in calls]))
     for sighting, call in calls:
         if telling:
             sighting.calls.add(call)
         else:
             sighting.use(call)
+
+
+def _tell(fail: Fail, calls: Sequence[Use], gradient: Tensor) -> None:
+    guarded(fail, _come, calls)
+
+
+def _come(calls: Sequence[Use]) -> None:
+    for call in calls:
+        call.backward = graph_task()
 
 
 class Watch:
@@ -258,13 +263,14 @@ def _needs_tensor(monitor: Any) -> bool:
 def _hooked(monitor: Any, tensor: Tensor, version: int, path: str) -> Sighting:
     sighting, leaf = Sighting(version), tensor.is_leaf
     monitor.watch.partial = monitor.watch.partial or made_by_graph(tensor)
-
-    def arrive(gradient: Tensor | None) -> None:  # no reference to the module: if it keeps its output, that would be a cycle
-        guarded(monitor._fail, arrived, monitor, gradient, sighting, leaf, path)
-
-    sighting.handle = _hook(tensor, arrive)
+    # No reference to the module: if it keeps its output, that would be a cycle.
+    sighting.handle = _hook(tensor, partial(_arrive, monitor, sighting, leaf, path))
     monitor.watch.sightings.add(sighting)
     return sighting
+
+
+def _arrive(monitor: Any, sighting: Sighting, leaf: bool, path: str, gradient: Tensor | None) -> None:
+    guarded(monitor._fail, arrived, monitor, gradient, sighting, leaf, path)
 
 
 def _recomputed(watch: Watch, tensor: Tensor) -> Sighting | None:
@@ -351,6 +357,12 @@ def hook_given(tensor: Tensor, sink: Tensor, path: str, seen: tuple[Tensor, ...]
     _hook(tensor, arrive)
 
 
+# If the user compiles a whole step, its backward runs as plain Python within it, and Dynamo would compile what hooks call.
+compiler.never_trace(_arrive)
+compiler.never_trace(_tell)
+compiler.never_trace_what_it_defines(hook_given)
+
+
 def _arrived_at_graph(sink: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
     monitor = _monitor_of(sink)
     if monitor is not None:
@@ -398,6 +410,8 @@ def hook_in_graph(tensor: Tensor, sink: Tensor, key: str, path: str, handle: Ten
 
     _hook(tensor, arrive)
 
+
+compiler.never_trace_what_it_defines(hook_in_graph)
 
 _sighted: Any = WeakIdKeyDictionary()  # by traced tensor: by sink the version that has a hook
 

@@ -564,3 +564,47 @@ def test_hooks_that_were_off_before_the_first_compiled_call_record_once_they_are
     recorder.register()
     call(x).backward()
     assert not recorder.report().silent
+
+
+class Breaks(nn.Module):
+    """A net whose forward cannot be one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        x = self.norm(x)
+        torch._dynamo.graph_break()
+        found: Tensor = self.last(x)
+        return found
+
+
+def test_hooks_are_not_compiled_if_a_whole_step_is_and_its_forward_breaks() -> None:
+    def graphs_and_recorder(recorded: bool) -> tuple[int, Recorder]:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        recorder = Recorder(
+            out=ForwardMonitor(Moments()),
+            inp=ForwardInputMonitor(Moments()),
+            back=BackwardMonitor(Moments()),
+            into=BackwardInputMonitor(Moments()),
+            saliency=BackwardMonitor(Sum(), op_=torch.mul),
+        ).modules(net := Breaks())
+        if not recorded:
+            recorder.deregister()
+
+        @torch.compile(backend="eager")
+        def step(x: Tensor) -> None:
+            net(x).square().mean().backward()
+
+        for rows in (4, 4, 5, 6):
+            step(torch.randn(rows, 4, requires_grad=True))
+        return counters["stats"]["unique_graphs"], recorder
+
+    (without, _), (graphs, recorder) = graphs_and_recorder(False), graphs_and_recorder(True)
+    assert graphs == without
+    assert {row.samples for row in recorder.report().rows} == {4}
