@@ -119,6 +119,8 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         calls = max(counted, samples)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
+        if samples and not reason and calls > samples + sum(skipped.values()):
+            reason = _by_leaf(monitor)
         rows.append(
             ReportRow(
                 name,
@@ -143,6 +145,20 @@ def _nonfinite(monitor: Monitor) -> dict[str, LeftOut]:
         return {}
 
 
+def _by_leaf(monitor: Monitor) -> str:
+    """How often each leaf came, if calls differ in what they have; "" if they do not."""
+    try:
+        counts = monitor.buffer.read().counts
+    except Exception:  # what cannot be reduced is told elsewhere
+        return ""
+    if len({*counts.values()}) < 2:
+        return ""
+    shown = sorted(counts, key=lambda path: -counts[path])
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return "calls differ in what they have: " + ", ".join(f"{path!r} in {counts[path]:,}" for path in shown[:_SHOWN]) + more
+
+
+_SHOWN = 4
 _IDLE = "the clock stands at step 0 still: call recorder.attach(optimizer), or recorder.step() after every step"
 _PARTIAL = (
     "a compiled graph returned it, and a hook outside of that graph misses the gradient that comes from within the graph: compile "
@@ -194,6 +210,8 @@ def _absence(monitor: Monitor) -> str:
     if has_old_graph(monitor.module):
         return OLD_GRAPH
     reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
+    if type(monitor.module).__module__ == nn.Dropout.__module__:
+        reason = "its module was never called: fused attention (scaled_dot_product_attention) drops by itself"
     if has_compiled():
         reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
     if _forks:

@@ -51,6 +51,36 @@ def test_report_counts_calls_samples_and_what_was_left_out() -> None:
     assert "2 recorded of 5 calls" in str(recorder.report())
 
 
+def test_report_tells_of_leaves_that_only_some_calls_have() -> None:
+    class Varied(nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.calls += 1
+            return {"logits": x} if self.calls % 4 else {"logits": x, "loss": x} if self.calls == 4 else (x,)
+
+    with Recorder(ForwardMonitor(Count())).modules(net := Varied()) as recorder:
+        for _ in range(8):
+            net(torch.ones(2))
+    (row,) = recorder.report().rows
+    assert (row.samples, row.calls) == (7, 8)
+    assert row.reason == "calls differ in what they have: 'logits' in 7, 'loss' in 1, '0' in 1"
+
+
+def test_report_tells_of_dropout_that_fused_attention_passes_by() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.dropout.p)
+
+    with Recorder(ForwardMonitor(Count())).modules(net := Attention()) as recorder:
+        net(torch.ones(1, 2, 2))
+    assert "scaled_dot_product_attention" in recorder.report().silent[0].reason
+
+
 def test_report_names_what_never_fired_with_the_likely_reason() -> None:
     net = Partly()
     recorder = Recorder(
