@@ -17,7 +17,7 @@ finding, on a training that has it."""
 
 NEEDED = {
     "generating.md": ("transformers",),
-    "trainers.md": ("lightning", "transformers", "accelerate", "ignite", "tensorboard"),
+    "trainers.md": ("lightning", "transformers", "accelerate", "ignite", "keras", "tensorboard"),
 }
 """Libraries that the test command does not install; `.ci/run` does."""
 
@@ -32,6 +32,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def test_python_blocks_run_and_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     for library in NEEDED.get(page.name, ()):
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)

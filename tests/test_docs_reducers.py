@@ -60,7 +60,7 @@ def returned(thing: Any) -> str:
     return found[1] if found else ""
 
 
-def test_every_public_reducer_explains_itself_with_an_example_and_says_what_it_returns() -> None:
+def test_each_public_reducer_has_an_example_and_says_what_it_returns() -> None:
     for name, thing in public():
         if isinstance(thing, type):
             assert ">>>" in (thing.__doc__ or ""), name

@@ -179,6 +179,10 @@ OTHERS = {
     "_checkpoint_wrapped_module": "of activation checkpointing",
     "_fsdp_wrapped_module": "of FSDP",
     "_forward_module": "of Fabric",
+    # of Keras: its public properties tell of a layer and all in it, not of the layer alone
+    "_trainable_variables": "of a layer itself; tests/recorders/integrations/test_keras.py fails without it",
+    "_non_trainable_variables": "of a layer itself; the same",
+    "_torch_params": "where a layer has them for PyTorch; the same",
     # of PyTorch, in each version, and in models that were pickled by each
     "_parameters": "what nn.Module keeps its own parameters in, None too; state_dict, copies and saved models rely on it",
     "_modules": "what nn.Module keeps its own modules in, None too; state_dict, copies and saved models rely on it",

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from torch import nn
 
+from recorders.capture.contents import modules_in
+
 __all__ = ["channel_axes", "channel_axis", "channel_pattern", "own_axis", "register_channel_axis"]
 
 _second = dict.fromkeys((nn.GroupNorm, nn.LocalResponseNorm, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Unflatten), 1)
 _TOKENS = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 _axes: dict[type[nn.Module], int] = {**_second, **dict.fromkeys((nn.Linear, nn.Bilinear, *_TOKENS), -1)}
 _FILES = ("conv", "batchnorm", "instancenorm", "pooling", "padding", "upsampling", "pixelshuffle", "channelshuffle")  # of torch: 1
-_NAMES = {"LayerNorm2d": 1, **dict.fromkeys(("RMSNorm", "LayerNorm", "Conv1D", "Linear", "PatchEmbed", "PatchEmbeddings"), -1)}
+_NAMES = {
+    "LayerNorm2d": 1,
+    **dict.fromkeys(("RMSNorm", "LayerNorm", "Conv1D", "Linear", "PatchEmbed", "PatchEmbeddings", "Dense"), -1),
+}
 """Classes of other libraries, by the ends of their names."""
+_FORMATS = {"channels_first": 1, "channels_last": -1}
 _UNKNOWN = ("Rearrange", "Reduce")  # layers of einops: what comes before them tells nothing of what comes behind
 
 
@@ -73,8 +79,8 @@ def channel_axes(net: nn.Module) -> dict[int, int]:
 
 def own_axis(module: nn.Module) -> int | None:
     """The axis that the type of the module settles; None if it settles none."""
-    if getattr(module, "data_format", None) == "channels_first":  # layer norms of ConvNeXt
-        return 1
+    if (format_ := getattr(module, "data_format", None)) in _FORMATS:  # layer norms of ConvNeXt, layers of Keras
+        return _FORMATS[format_]
     for kind in type(module).__mro__:
         if kind in _axes:
             return _axes[kind]
@@ -156,7 +162,7 @@ class _Walk:
 
 
 def _children(module: nn.Module) -> list[nn.Module]:
-    return [child for child in module._modules.values() if child is not None]
+    return list(modules_in(module).values())
 
 
 def _behind(module: nn.Module, before: int | None) -> int | None:

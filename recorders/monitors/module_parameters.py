@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.capture.calls import Call
+from recorders.capture.contents import own_parameters
 from recorders.capture.entering import failure_of
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
@@ -89,13 +90,14 @@ class ModuleParameterMonitor(Monitor):
     def parameters_of(self, module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         """Yields the owner, the leaf path and the parameter. They are looked up each time, because parameters may be replaced."""
         if self.attr is None:
-            yield from ((module, name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
+            holder, own = own_parameters(module)
+            yield from ((holder, name, parameter) for name, parameter in own.items() if parameter is not None)
             return
         for name in (self.attr,) if isinstance(self.attr, str) else self.attr:
             owner_path, _, leaf = name.rpartition(".")
             try:
-                owner = module.get_submodule(owner_path) if owner_path else module
-                parameter = owner._parameters.get(leaf)
+                owner, own = own_parameters(module.get_submodule(owner_path) if owner_path else module)
+                parameter = own.get(leaf)
             except AttributeError:
                 continue
             if parameter is not None:

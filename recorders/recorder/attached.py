@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from recorders.capture.contents import all_modules
 from recorders.capture.switching import hooks_in
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
@@ -57,9 +58,10 @@ def attached(net: nn.Module) -> list[Attached]:
     """
     names = {id(place.module): place.name for place in select_modules(net, Criteria(), recursive=True)}
     found: dict[int, Attached] = {}
-    for name, module in net.named_modules():  # wrappers, such as those of torch.compile, too
+    wrapped = {id(module): name for name, module in net.named_modules()}  # with those that wrap others, as those of torch.compile
+    for module in all_modules(net):
         for monitor in _monitors_on(module):
-            found.setdefault(id(monitor), Attached(names.get(id(module), name), monitor))
+            found.setdefault(id(monitor), Attached(names.get(id(module), wrapped.get(id(module), "")), monitor))
     return list(found.values())
 
 
@@ -74,7 +76,7 @@ def detach_all(net: nn.Module) -> int:
     found = attached(net)
     for one in found:
         one.monitor.deregister()
-    for module in net.modules():
+    for module in all_modules(net):
         for owner in _owners(module):
             if isinstance(owner, Clock):
                 owner.uncount()

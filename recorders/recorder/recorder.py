@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recorders.capture import layouts
+from recorders.capture.contents import all_modules
 from recorders.capture.entering import timed
 from recorders.capture.given import BatchContext
 from recorders.capture.renewal import together
@@ -558,7 +559,7 @@ class Recorder(Results):
 
     def _gone(self) -> set[str]:
         """The names of those whose module has left the net that it was selected from; none if such a net no longer exists."""
-        present = {id(module) for net in self._live_nets() for module in net.modules()}
+        present = {id(module) for net in self._live_nets() for module in all_modules(net)}
         if not present or len(self._live_nets()) < len(self._nets):
             return set()
         placed = {name: one for name, one in self.items() if one.subject != "values" and name not in self._alone}

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
+from recorders.capture.contents import modules_in, own_parameters
 from recorders.errors import SelectionError, TargetError
 from recorders.recordings.display import is_named, listed, shown_name
 from reducers.errors import did_you_mean
@@ -99,7 +100,7 @@ class Criteria:
 
 def _is_leaf(module: nn.Module) -> bool:
     """Whether it contains no modules, except those that hold the parameters of a quantised layer and are never called."""
-    return not any(_is_called(child) for child in module.children()) and _is_called(module)
+    return not any(_is_called(child) for child in modules_in(module).values()) and _is_called(module)
 
 
 def _is_called(module: nn.Module) -> bool:
@@ -119,7 +120,7 @@ def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -
     """The parameters of `net` that satisfy `criteria`; `types`, `leaves` and `where` look at the module that owns them."""
     places: dict[int, Place] = {}
     for name, module in _walk(_net(net), prefix, True):
-        for attr, parameter in module._parameters.items():
+        for attr, parameter in own_parameters(module)[1].items():
             if parameter is not None:
                 _add(places, id(parameter), Place(f"{name}.{attr}" if name else attr, module, attr))
     return criteria.filter(list(places.values()), "parameter")
@@ -163,8 +164,8 @@ def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] 
     """Every name of every module, without the names of wrappers, each module before those inside it."""
     inner = unwrapped(module)
     yield name, inner
-    for key, child in inner._modules.items():
-        if child is not None and id(child) not in above:
+    for key, child in modules_in(inner).items():
+        if id(child) not in above:
             path = f"{name}.{key}" if name else key
             if recursive:
                 yield from _walk(child, path, True, (*above, id(inner)))

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from recorders.capture.contents import modules_in
 from recorders.capture.hooks import Hook
 from recorders.errors import LensError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.recorder.recorder import Recorder
+from recorders.recorder.selection import Criteria, select_modules
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.schedule.clock import Clock, Phase
 from recorders.watch.charts import Chart
@@ -81,7 +83,8 @@ class LensRecorders:
     def _record(self, lens: Lens, net: nn.Module, depth: int | None) -> Recorder:
         prototypes = _with_every_step(lens.monitors, self._every_step)
         recorder = Recorder(None, budget=None, **prototypes)
-        kinds = {name or f"({type(net).__name__})": type(module).__name__ for name, module in net.named_modules()}
+        places = select_modules(net, Criteria(), recursive=True)
+        kinds = {place.name or f"({type(net).__name__})": type(place.module).__name__ for place in places}
         try:
             recorder.modules(
                 net, where=lambda name, module: is_watched(name, module, depth, lens.inner) and lens.where(name, module)
@@ -241,7 +244,7 @@ def is_watched(name: str, module: nn.Module, depth: int | None, inner: bool) -> 
 
     With `inner` also the modules that contain these.
     """
-    leaf = inner or next(module.children(), None) is None
+    leaf = inner or not modules_in(module)
     if depth is None:
         return leaf
     level = name.count(".") + 1 if name else 0
