@@ -17,7 +17,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,8 @@ SHARD = QUEUE = 1 << 28
 PUT = ROWS * WIDTH * 4
 TURN = 84  # puts, or batches: about 1 GB
 WINDOW = 1 << 16  # rows; a turn has five of them
+ORDERS = {"in order": None, "shuffled": 0}
+TIMES = {"first": False, "again": True}
 
 
 def write_plain(folder: Path, rows: torch.Tensor) -> float:
@@ -48,9 +49,7 @@ def write_plain(folder: Path, rows: torch.Tensor) -> float:
             size, written = size + PUT, written + PUT
         os.fsync(handle)
         os.close(handle)
-    seconds = time.perf_counter() - started
-    shutil.rmtree(folder)
-    return seconds
+    return time.perf_counter() - started
 
 
 def write_stream(stream: Stream, rows: torch.Tensor, first: int) -> float:
@@ -63,22 +62,33 @@ def write_stream(stream: Stream, rows: torch.Tensor, first: int) -> float:
 
 
 def forget(folder: Path) -> None:
-    """Drops the files from the memory of the system."""
-    for path in folder.glob("*.safetensors"):
+    """Drops the files from the memory of the system, unless they are mapped."""
+    for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(handle)
 
 
-def read_plain(files: list[Path]) -> float:
-    """Seconds for `TURN` batches as bytes of files."""
+def read_plain(folder: Path) -> float:
+    """Seconds for the bytes of `TURN` batches."""
     buffer, read = bytearray(PUT), 0
     started = time.perf_counter()
-    for path in files:
+    for path in sorted(folder.iterdir()):
         with open(path, "rb", buffering=0) as file:
-            while read < TURN * PUT and (count := file.readinto(buffer)):
+            while count := file.readinto(buffer):
                 read += count
-    return (time.perf_counter() - started) * TURN * PUT / read
+    assert read == TURN * PUT
+    return time.perf_counter() - started
+
+
+def opened(folder: Path, seed: int | None, checked: bool) -> StreamDataset:
+    """The stream; `checked` as it is after an epoch, in which all checksums were compared, but with nothing in memory."""
+    data = StreamDataset(folder, shuffle=seed, window=WINDOW)
+    if checked:
+        (files,) = data._files
+        for shard in files.shards:
+            files.reader(shard.number, "rows")._unread[:] = False
+    return data
 
 
 def read_batches(data: Any, first: int) -> float:
@@ -108,6 +118,7 @@ def writing(folder: Path, turns: int) -> dict[str, Any]:
             for what in random.sample(("plain", "stream"), 2):
                 if what == "plain":
                     plains.append(write_plain(folder / "plain", rows))
+                    shutil.rmtree(folder / "plain")
                     continue
                 forget_peak()
                 before = resident("VmRSS")
@@ -117,27 +128,21 @@ def writing(folder: Path, turns: int) -> dict[str, Any]:
 
 
 def reading(folder: Path, turns: int) -> dict[str, Any]:
-    files = sorted(folder.glob("*.safetensors"))
-    seconds: dict[str, list[float]] = {"plain": []}
-    seen = {"in order": StreamDataset(folder), "shuffled": StreamDataset(folder, shuffle=0, window=WINDOW)}
-    for data in seen.values():
-        for batch in data.batches(ROWS):
-            assert len(batch)
+    write_plain(folder / "plain", torch.randn(ROWS, WIDTH))
+    seconds: dict[str, list[float]] = {"plain": [], **{f"read {order}, {when}": [] for order in ORDERS for when in TIMES}}
     for turn in range(turns):
-        part = turn * TURN * PUT // SHARD
-        makes: dict[str, Callable[[], float]] = {"plain": lambda part=part: read_plain(files[part:] + files[:part])}
-        for name, data in seen.items():
-            first = StreamDataset(folder, shuffle=0 if name == "shuffled" else None, window=WINDOW)
-            for label, rows in ((f"{name}, first", first), (f"{name}, again", data)):
-                makes[label] = lambda rows=rows, turn=turn: read_batches(rows.batches(ROWS), turn * TURN)
-        for name, make in random.sample([*makes.items()], len(makes)):
-            forget(folder)
-            seconds.setdefault(name, []).append(make())
+        for name in random.sample([*seconds], len(seconds)):
+            forget(folder / "stream")
+            forget(folder / "plain")
+            if name == "plain":
+                seconds[name].append(read_plain(folder / "plain"))
+                continue
+            order, when = name.removeprefix("read ").split(", ")
+            data = opened(folder / "stream", ORDERS[order], TIMES[when])
+            seconds[name].append(read_batches(data.batches(ROWS), turn * TURN))
+            del data  # and its maps
     plains = seconds.pop("plain")
-    found: dict[str, Any] = {}
-    for name, taken in seconds.items():
-        found |= compared(f"read {name}", plains, taken)
-    return found
+    return {key: value for name, taken in seconds.items() for key, value in compared(name, plains, taken).items()}
 
 
 def compared(what: str, plains: list[float], streams: list[float]) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def main() -> None:
         row = {"gb": turns * TURN * PUT / 1e9, "shard MB": SHARD / 1e6, "queue MB": QUEUE / 1e6}
         row |= writing(Path(name), turns)
         print(row)
-        row |= reading(Path(name) / "stream", given.turns or turns)
+        row |= reading(Path(name), given.turns or turns)
     print(row)
     write("stream", rows=[row])
 

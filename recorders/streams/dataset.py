@@ -19,12 +19,16 @@ from recorders.streams.huggingface import iterable_dataset
 from recorders.streams.index import Kind, Shard
 from recorders.streams.indexing import Index, positions
 from recorders.streams.order import Shuffle
+from recorders.streams.parts import spans_of
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
     from typing_extensions import Self
 
 __all__ = ["StreamDataset"]
+
+BATCH = 32
+"""Who reads so many rows in the order of a shuffle is likely to read the rest of the window."""
 
 KEPT = 1 << 28
 """How many bytes of memory for batches are kept, to be used again."""
@@ -215,6 +219,7 @@ class StreamDataset(Dataset[Any]):
         if window is not None and (type(window) is not int or window < 1):
             raise ValueError(f"window={window!r}: give a number of rows, or None for all")
         self._shuffle, self._window = None if seed is None else Shuffle(seed, window), window
+        self._expected: set[int] = set()  # the windows that the system was told to read last
 
     @property
     def _shown(self) -> str:
@@ -262,9 +267,27 @@ class StreamDataset(Dataset[Any]):
         item: Any = found[self.places[0]] if self._single else found
         return (item, ids) if self._with_ids else item
 
+    def _expect(self, shuffle: Shuffle, chosen: Tensor) -> None:
+        """Lets the system read the windows of these positions: each batch of a window takes rows from all over it."""
+        if shuffle.window is None:
+            return
+        windows = {*(chosen // shuffle.window).tolist()}
+        for window in sorted(windows - self._expected):
+            rows = shuffle.in_window(window, len(self))
+            shards = torch.searchsorted(self._starts, rows, right=True) - 1
+            for number in sorted({*shards.tolist()}):
+                stream, shard = self._shards[number]
+                if (stream, shard.number) not in self._joined:  # whose rows are at other places of the files
+                    spans = spans_of(rows[shards == number] - self._starts[number]).tolist()
+                    for place in self.places:
+                        self._files[stream].expect(shard.number, place, spans)
+        self._expected = windows
+
     def _gather(self, chosen: Tensor, with_ids: bool) -> tuple[dict[str, Tensor], Tensor]:
         """By place the rows at these positions, and their ids, if they are asked for."""
         rows = chosen if self._shuffle is None else self._shuffle(chosen, len(self))
+        if self._shuffle is not None and len(chosen) >= BATCH and int(chosen[-1] - chosen[0]) == len(chosen) - 1:
+            self._expect(self._shuffle, chosen)
         shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
         counts = torch.bincount(shards, minlength=len(self._shards))
         inside = torch.split_with_sizes(rows[order] - self._starts[shards], counts.tolist())

@@ -47,6 +47,15 @@ class Shuffle:
             chosen = windows == number
             count = min(self.window, rows - start)
             inside[chosen] = start + self._permutation(count, number)[positions[chosen] - start]
+        return self._in_runs(inside, rows)
+
+    def in_window(self, number: int, rows: int) -> Tensor:
+        """The rows of a window, in runs of neighbours; of a shuffle that has a window."""
+        assert self.window is not None
+        return self._in_runs(torch.arange(number * self.window, min((number + 1) * self.window, rows), device="cpu"), rows)
+
+    def _in_runs(self, inside: Tensor, rows: int) -> Tensor:
+        """The rows at positions in an order in which only the runs are permuted."""
         # Only the last of the rows may be in a shorter run; the run that it is in may be at any place.
         runs = self._permutation(-(-rows // RUN), _RUNS)
         ends = self._ends(runs, rows)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -16,13 +16,9 @@ from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
 from recorders.recordings.storage.tensors import CODES, PAIRS, as_bytes, as_memory
-from recorders.streams.hints import read_soon, write_soon
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
 
-__all__ = ["PartReader", "PartWriter", "header"]
-
-WRITTEN_AT_ONCE = 1 << 23
-"""The disk begins to write after so many bytes; it would wait for `finish` otherwise, because systems let files grow in memory."""
+__all__ = ["PartReader", "PartWriter", "header", "spans_of"]
 
 
 def header(kind: Kind, rows: int) -> bytes:
@@ -46,7 +42,7 @@ class PartWriter:
         self.path, self.kind, self.rows = folder / self._file, kind, 0
         self._ids: list[Tensor] = []
         self._blocks: list[int] = []
-        self._crc = self._filled = self._held = 0
+        self._crc = self._filled = 0
         with _opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
             _write(handle, memoryview(bytes(PAYLOAD)))
 
@@ -78,10 +74,6 @@ class PartWriter:
         view = as_memory(data)
         with _opened(self.path, os.O_WRONLY | os.O_APPEND) as handle:
             _write(handle, view)
-            self._held += len(view)
-            if self._held >= WRITTEN_AT_ONCE:
-                write_soon(handle)
-                self._held = 0
         while view:
             piece = view[: BLOCK - self._filled]
             self._crc, self._filled, view = zlib.crc32(piece, self._crc), self._filled + len(piece), view[len(piece) :]
@@ -158,6 +150,17 @@ class PartReader:
         self._check(starts, starts + size)
         return self._ids.index_select(0, indices)
 
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Lets the system read rows soon, those from the first to before the second of each span.
+
+        Unless there are blocks to compare: these are read one after the other anyhow, which is faster alone.
+        """
+        if self._unread.any():
+            return
+        size = self.part.kind.row_bytes
+        with self._opened(0, self.part.size) as file:
+            read_soon(file, ((start * size, end * size) for start, end in spans))
+
     def check(self) -> None:
         """Compares each block with its checksum; raises what `rows` raises."""
         self._check(torch.zeros(1, dtype=torch.int64, device="cpu"), torch.tensor([self.part.size], device="cpu"))
@@ -184,10 +187,10 @@ class PartReader:
         if not len(blocks):
             return
         spans = [(first * BLOCK, min(last * BLOCK, len(self._memory))) for first, last in spans_of(blocks).tolist()]
-        if len(spans) > 1:
-            read_soon(self._path, ((PAYLOAD + start, PAYLOAD + end) for start, end in spans))
         scratch = memoryview(bytearray(min(PIECE, max(end - start for start, end in spans))))
         with self._opened(*spans[0]) as file:
+            if len(spans) > 1:  # so that the disk need not wait for the checksums
+                read_soon(file, spans)
             for start, end in spans:
                 for begin, stop in pieces(start, end):
                     self._fill(file, begin, scratch[: stop - begin])
@@ -244,6 +247,14 @@ class PartReader:
             f"{self._name}: rows {start} to {end - 1} of {self._place!r} in this shard are damaged or missing: {reason}; "
             "other rows and shards can be read"
         )
+
+
+def read_soon(file: FileIO, spans: Iterable[tuple[int, int]]) -> None:
+    """Lets the system read these bytes of the tensors, without waiting for them; some systems have no such call."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            for start, end in spans:
+                os.posix_fadvise(file.fileno(), PAYLOAD + start, end - start, os.POSIX_FADV_WILLNEED)
 
 
 def pieces(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,7 @@ from recorders.errors import NotARecordingError
 from recorders.recordings.storage.schema import sealed_line
 from recorders.streams.index import BLOCK, PAYLOAD
 from recorders.streams.order import Shuffle
+from recorders.streams.parts import PartReader
 
 
 def write(folder: Path, rows: int = 100, shard_bytes: int = 400) -> Path:
@@ -377,3 +378,25 @@ def test_at_a_url_only_what_is_read_is_fetched(tmp_path: Path) -> None:
     for nothing, error in ((f"{url}/none", NotARecordingError), (str(tmp_path / "none"), RecordingNotFoundError)):
         with pytest.raises(error, match="stream"):
             StreamDataset(nothing)
+
+
+def test_the_system_is_told_of_a_window_once_and_of_its_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stream(tmp_path, shard_bytes=40_000) as stream:
+        for start in range(0, 10_000, 500):
+            stream.put("x", torch.arange(start, start + 500))
+    data = StreamDataset(tmp_path, shuffle=0, window=2048)
+    assert torch.equal(data[:].sort().values, torch.arange(10_000))  # so that all blocks are compared
+    told: list[int] = []
+
+    def note(self: PartReader, spans: Any) -> None:
+        told.extend(int(data._starts[int(self._path.name[:8])]) + row for span in spans for row in range(*span))
+
+    monkeypatch.setattr(PartReader, "expect", note)
+    data = data.shuffled(1, 2048)
+    for number, batch in enumerate(data.batches(256)):
+        window = range(number // 8 * 2048, min((number // 8 + 1) * 2048, 10_000))
+        assert len(told) == window.stop
+        assert {*batch.tolist()} <= {*told[window.start : window.stop]}
+    assert sorted(told) == [*range(10_000)]
+    assert len(data[9_990:]) == len(data[torch.arange(0, 10_000, 100)]) // 10
+    assert len(told) == 10_000  # not for single rows, and not for rows from anywhere

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paths import ROOT
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -210,3 +211,17 @@ def test_what_has_no_column_is_refused_by_name(datasets: Any, acts: Path, tmp_pa
     for place, message in (("sample", "'sample' has the name of a column"), ("deep", "'deep' has rows of shape")):
         with pytest.raises(ValueError, match=message):
             StreamDataset(tmp_path, place).to_iterable_dataset()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_what_the_page_shows_runs(datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("acts", "acts-0", "acts-1"):
+        with Stream(path) as stream:
+            for place in ("1", "3"):
+                stream.put(place, torch.randn(4, 10, 6), axes=2)
+    page = (ROOT / "docs" / "streams.md").read_text().partition("## In Hugging Face datasets")[2]
+    found: dict[str, Any] = {}
+    exec(page.partition("```py\n")[2].partition("```")[0], found)
+    assert found["rows"].column_names == ["1", "3", "sample", "token"]
+    assert found["batch"]["1"].shape[1:] == (6,)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from torch import nn
 
 from recorders import Stream, StreamDataset
@@ -94,3 +95,13 @@ def test_many_layers_are_trained_at_once_on_rows_of_the_same_tokens(sae_lens: An
     trainer.fit()
     assert trainer.n_training_steps == STEPS
     assert all(loss(sae, data[:][names[name]]) < 0.9 * before[name] for name, sae in saes.items())
+
+
+def test_what_the_page_shows_runs(sae_lens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Stream("acts", dtype=torch.bfloat16) as stream:
+        stream.put("1", torch.randn(1000, 32))
+    page = (ROOT / "docs" / "streams.md").read_text().partition("## In SAELens")[2]
+    found: dict[str, Any] = {}
+    exec(page.partition("```py\n")[2].partition("```")[0], found)
+    assert all(weight.isfinite().all() for weight in found["sae"].parameters())
