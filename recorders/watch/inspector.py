@@ -230,9 +230,13 @@ class Inspector:
         """
         self._recorders.push_loss(train, value, running)
 
-    def push_metric(self, name: str, value: Tensor | float, *, running: bool = True) -> None:
-        """Records a metric of this epoch under a name; otherwise like `push_loss`."""
-        self._recorders.push("metric", name, value, running)
+    def push_metric(self, name: str, value: Tensor | float, *, train: bool | None = None, running: bool = True) -> None:
+        """Records a metric of this epoch under a name; otherwise like `push_loss`.
+
+        Args:
+            train: whether it is of training or of evaluation: "accuracy" is "train accuracy" or "eval accuracy" then. None: neither.
+        """
+        self._recorders.push_metric(train, name, value, running)
 
     def tick(self, step: int | None = None) -> None:
         """Like `tick_epoch`, but after some steps, whenever you call it: the ticks of the timeline are numbers of steps.

@@ -117,6 +117,10 @@ class LensRecorders:
         """Records one loss; see `Inspector.push_loss`."""
         self.push("loss", self._loss_names[not train], value, running)
 
+    def push_metric(self, train: bool | None, name: str, value: Tensor | float, running: bool) -> None:
+        """Records one metric; see `Inspector.push_metric`."""
+        self.push("metric", name if train is None else f"{self._loss_names[not train]} {name}", value, running)
+
     def push(self, kind: Kind, name: str, value: Tensor | float, running: bool) -> None:
         """Records one loss or metric under a name."""
         reducer = spread(running)

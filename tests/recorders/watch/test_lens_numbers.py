@@ -316,6 +316,20 @@ def test_losses_and_metrics_share_a_chart_if_wanted() -> None:
     }
 
 
+def test_metrics_of_training_and_of_evaluation_are_named_as_losses_are() -> None:
+    inspector = Inspector(LossMetrics(separate_loss_and_metrics=False), non_train_loss_str="valid")
+    for train in (True, False):
+        inspector.push_loss(2.0 - train, train=train)
+        inspector.push_metric("accuracy", 0.5 + 0.25 * train, train=train)
+    inspector.tick_epoch()
+    assert {name: row["mean"] for name, row in inspector.timeline.at(0).items()} == {
+        "Loss & Metrics/train loss": 1.0,
+        "Loss & Metrics/valid loss": 2.0,
+        "Loss & Metrics/train accuracy": 0.75,
+        "Loss & Metrics/valid accuracy": 0.5,
+    }
+
+
 def test_the_recorders_of_lenses_are_there_by_name() -> None:
     net = network()
     rms = ParameterNorm(normalize_by_size=True, comparison_plot=False)
