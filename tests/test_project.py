@@ -17,10 +17,10 @@ from paths import ROOT
 import recorders
 import reducers
 
-TOOLS = {"demo", "test", "bench", "docs", "all", "parity", "gpu-tests", "trackers", "calibration-tests"}
+TOOLS = {"demo", "test", "bench", "docs", "all", "parity", "gpu-tests", "trackers", "calibration-tests", "trainers-tests"}
 """Extras that bring whole environments. Every other extra is one that code asks for by `require(module, extra)`."""
-SERVERS = {"mlflow", "trackio"}
-"""Extras that bring a server each, so who wants them says so: the extra `trackers` has them, `all` has not."""
+ALONE = {"axolotl", "mlflow", "trackio"}
+"""Extras that `all` leaves out: axolotl asks for a certain version of a hundred packages, the others bring a server each."""
 EXAMPLES = {"dask"}
 """Or one that an example imports."""
 
@@ -54,7 +54,7 @@ def test_every_extra_has_code_behind_it_and_nearly_all_are_in_all() -> None:
     assert extras().keys() - TOOLS <= asked_for <= extras().keys()
     named = re.search(r"torch-recorders\[(.*)\]", extras()["all"])
     assert named is not None
-    assert set(named[1].split(",")) == extras().keys() - (TOOLS - {"demo"}) - SERVERS
+    assert set(named[1].split(",")) == extras().keys() - (TOOLS - {"demo"}) - ALONE
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])

@@ -257,6 +257,10 @@ class InTraining:
         """
         return self._training.recorder
 
+    def save(self, folder: str | Path) -> None:
+        """Saves what this rank recorded in a folder: `recorder/rank-0` for rank 0. What fails is a warning."""
+        self._training.save(folder)
+
     @property
     def checkup(self) -> Checkup | None:
         """What looks for faults, with all that it found; None if nobody asked for it, or no step has ended."""
