@@ -2,9 +2,9 @@
 
 Rows have 768 float32 values, puts and batches 4,096 rows. Streamed and plain take turns of about 1 GB, in a random order. Plain
 writing is `os.write` of the same rows into files as large as a shard, one after the other; both end when everything is flushed
-to the disk. Plain reading is `readinto` of one buffer that is used again and again. Before each turn of reading, the files are
-dropped from the memory of the system. A dataset reads rows first with a comparison of checksums, and then again without. The
-figures are ratios within one turn, because a disk, and who else uses it, change from minute to minute.
+to the disk. Plain reading is `readinto` of the same files, into one buffer that is used again and again. Before each turn of
+reading, the files are dropped from the memory of the system. A dataset reads rows first with a comparison of checksums, and
+then again without. The figures are ratios within one turn, because a disk, and who else uses it, change from minute to minute.
 Run: python benchmarks/stream.py --gb 20 [--folder FOLDER], with 1 GB more room on the disk.
 """
 
@@ -49,7 +49,9 @@ def write_plain(folder: Path, rows: torch.Tensor) -> float:
             size, written = size + PUT, written + PUT
         os.fsync(handle)
         os.close(handle)
-    return time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    shutil.rmtree(folder)
+    return seconds
 
 
 def write_stream(stream: Stream, rows: torch.Tensor, first: int) -> float:
@@ -69,16 +71,15 @@ def forget(folder: Path) -> None:
         os.close(handle)
 
 
-def read_plain(folder: Path) -> float:
+def read_plain(files: list[Path]) -> float:
     """Seconds for the bytes of `TURN` batches."""
-    buffer, read = bytearray(PUT), 0
+    buffer, size = bytearray(PUT), 0
     started = time.perf_counter()
-    for path in sorted(folder.iterdir()):
+    for path in files:
         with open(path, "rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                read += count
-    assert read == TURN * PUT
-    return time.perf_counter() - started
+            while size < TURN * PUT and (count := file.readinto(buffer)):
+                size += count
+    return (time.perf_counter() - started) * TURN * PUT / size
 
 
 def opened(folder: Path, seed: int | None, checked: bool) -> StreamDataset:
@@ -118,7 +119,6 @@ def writing(folder: Path, turns: int) -> dict[str, Any]:
             for what in random.sample(("plain", "stream"), 2):
                 if what == "plain":
                     plains.append(write_plain(folder / "plain", rows))
-                    shutil.rmtree(folder / "plain")
                     continue
                 forget_peak()
                 before = resident("VmRSS")
@@ -128,18 +128,24 @@ def writing(folder: Path, turns: int) -> dict[str, Any]:
 
 
 def reading(folder: Path, turns: int) -> dict[str, Any]:
-    write_plain(folder / "plain", torch.randn(ROWS, WIDTH))
+    files = sorted(folder.glob("*.safetensors"))
     seconds: dict[str, list[float]] = {"plain": [], **{f"read {order}, {when}": [] for order in ORDERS for when in TIMES}}
     for turn in range(turns):
+        first = turn * TURN % (len(files) * SHARD // PUT - TURN)
+        part = files[first * PUT // SHARD :]
         for name in random.sample([*seconds], len(seconds)):
-            forget(folder / "stream")
-            forget(folder / "plain")
+            forget(folder)
+            if "shuffled" not in name:
+                read_plain(
+                    part
+                )  # so that what is below the system, such as the host of a virtual machine, has all of it or nothing
+                forget(folder)
             if name == "plain":
-                seconds[name].append(read_plain(folder / "plain"))
+                seconds[name].append(read_plain(part))
                 continue
             order, when = name.removeprefix("read ").split(", ")
-            data = opened(folder / "stream", ORDERS[order], TIMES[when])
-            seconds[name].append(read_batches(data.batches(ROWS), turn * TURN))
+            data = opened(folder, ORDERS[order], TIMES[when])
+            seconds[name].append(read_batches(data.batches(ROWS), first))
             del data  # and its maps
     plains = seconds.pop("plain")
     return {key: value for name, taken in seconds.items() for key, value in compared(name, plains, taken).items()}
@@ -168,7 +174,7 @@ def main() -> None:
         row = {"gb": turns * TURN * PUT / 1e9, "shard MB": SHARD / 1e6, "queue MB": QUEUE / 1e6}
         row |= writing(Path(name), turns)
         print(row)
-        row |= reading(Path(name), given.turns or turns)
+        row |= reading(Path(name) / "stream", given.turns or turns)
     print(row)
     write("stream", rows=[row])
 

@@ -379,18 +379,30 @@ def generating() -> str:
 
 def streams() -> str:
     """Raw capture beside plain files, for the page about streams."""
-    rows: Found = [
-        (
-            f"{row['gb']:.0f} GB",
-            f"{row['plain GB/s']:.2f} GB/s",
-            f"{row['stream GB/s']:.2f} GB/s",
-            f"{row['stream / plain in total']:.0%}",
-            f"{row['added memory MB']:.0f} MB",
-        )
-        for row in _result("stream").get("rows", [])
-    ]
-    head = ("written", "plain files", "the stream", "of plain, in total", "memory added at the peak, with a queue of 268 MB")
-    return "\n".join([*_table(head, rows), "", _machine("stream")])
+    labels = {
+        "write": "written",
+        "read in order, first": "read in order, the first time, with checksums",
+        "read in order, again": "read in order, later",
+        "read shuffled, first": "read shuffled, the first time, with checksums",
+        "read shuffled, again": "read shuffled, later",
+    }
+    lines: list[str] = []
+    for row in _result("stream").get("rows", []):
+        found: Found = []
+        for what, label in labels.items():
+            part = row[f"{what}: of plain"]
+            found.append(
+                (
+                    label,
+                    f"{row[f'{what}: plain GB/s']:.2f} GB/s",
+                    f"{row[f'{what}: stream GB/s']:.2f} GB/s",
+                    f"{part['median']:.0%} ({part['p10']:.0%} to {part['p90']:.0%})",
+                )
+            )
+        head = (f"{row['gb']:.0f} GB", "plain files", "the stream", "bandwidth of the stream, as percent of that of plain files")
+        queue = f"{row['added memory MB']:.0f} MB at the peak, with a queue of {row['queue MB']:.0f} MB"
+        lines += [*_table(head, found), "", f"Memory added by the writer: {queue}."]
+    return "\n".join([*lines, "", _machine("stream")])
 
 
 def figure() -> Any:

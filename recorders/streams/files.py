@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.recordings.storage.remote import fetch_file
 from recorders.streams.index import INDEX, Kind, Shard, read_index
-from recorders.streams.parts import PartReader
+from recorders.streams.parts import OpenFile, PartReader
 
 __all__ = ["StreamFiles"]
+
+OPEN = 16
+"""How many files are kept open, which systems limit; to open one again takes microseconds."""
 
 
 class StreamFiles(ShownAsTable):
@@ -38,6 +42,7 @@ class StreamFiles(ShownAsTable):
         self.shards: list[Shard] = []
         self._end, self._folder = 0, self._local_folder()
         self._readers: dict[tuple[int, str], PartReader] = {}
+        self._opened = lru_cache(OPEN)(OpenFile)
         self.refresh()
 
     def refresh(self) -> None:
@@ -80,7 +85,7 @@ class StreamFiles(ShownAsTable):
             if isinstance(self.path, str) and not (self._folder / part.file).exists():
                 with contextlib.suppress(RecordingNotFoundError):  # the reader tells which rows are missing
                     self._fetch(part.file)
-            found = PartReader(self._folder / part.file, f"{self.path}/{part.file}", place, part)
+            found = PartReader(self._folder / part.file, f"{self.path}/{part.file}", place, part, self._opened)
             self._readers[shard, place] = found
         return found
 
@@ -129,11 +134,11 @@ class StreamFiles(ShownAsTable):
         return {"kind": "stream", **counts, "places": places}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_readers": {}, "_folder": None}  # each process fetches and maps the files itself
+        return {**vars(self), "_readers": {}, "_opened": None, "_folder": None}  # each process fetches and maps the files itself
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._folder = self._local_folder()
+        self._folder, self._opened = self._local_folder(), lru_cache(OPEN)(OpenFile)
 
     def _local_folder(self) -> Path:
         """Where the files are, or will be fetched to."""

@@ -7,8 +7,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
-from io import FileIO
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor
 from recorders.errors import CorruptRecordingError
 from recorders.recordings.storage.tensors import CODES, PAIRS, as_bytes, as_memory
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
+from reducers.kernels.locks import new_lock
 
-__all__ = ["PartReader", "PartWriter", "header", "spans_of"]
+__all__ = ["OpenFile", "PartReader", "PartWriter", "header", "spans_of"]
 
 
 def header(kind: Kind, rows: int) -> bytes:
@@ -103,18 +103,42 @@ READ_THROUGH = 1 << 16
 """So many bytes of neighbouring rows, or more, are read from the file: the pages of a map would be mapped first, piece by piece."""
 
 
+class OpenFile:
+    """A file that is open until nobody refers to it. While it is, the system sees that it is read in order, and reads ahead."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._lock = new_lock()
+
+    def read(self, start: int, data: memoryview) -> int:
+        """Reads into `data` from the byte `start` on; returns how many bytes there were."""
+        if hasattr(os, "preadv"):  # which needs no position: forked processes share that
+            return os.preadv(self.handle, [data], start)
+        with self._lock:
+            os.lseek(self.handle, start, os.SEEK_SET)
+            found = os.read(self.handle, len(data))
+            data[: len(found)] = found
+            return len(found)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            os.close(self.handle)
+
+
 class PartReader:
     """The rows and ids of a part, mapped into memory. Blocks are compared with their checksums when they are read first.
 
     Args:
         path: the file.
         name: what messages call it.
+        opened: opens the file, or returns one that is open.
 
     Raises:
         CorruptRecordingError: the file is missing, or has another size or header than the index says.
     """
 
-    def __init__(self, path: Path, name: str, place: str, part: Part) -> None:
+    def __init__(self, path: Path, name: str, place: str, part: Part, opened: Callable[[Path], OpenFile] = OpenFile) -> None:
+        self._open = opened
         self.part, self._name, self._place = part, name, place
         try:
             size = os.stat(path).st_size
@@ -158,8 +182,7 @@ class PartReader:
         if self._unread.any():
             return
         size = self.part.kind.row_bytes
-        with self._opened(0, self.part.size) as file:
-            read_soon(file, ((start * size, end * size) for start, end in spans))
+        read_soon(self._opened(0, self.part.size), ((start * size, end * size) for start, end in spans))
 
     def check(self) -> None:
         """Compares each block with its checksum; raises what `rows` raises."""
@@ -169,12 +192,12 @@ class PartReader:
         """Fills `out` with the bytes from `start` on; compares the blocks with their checksums that were not compared before."""
         end = start + len(out)
         unread = bool(self._unread[start // BLOCK : -(-end // BLOCK)].any())
-        with self._opened(start, end) as file:
-            for begin, stop in pieces(start, end) if unread else [(start, end)]:
-                piece = out[begin - start : stop - start]
-                self._fill(file, begin, piece)
-                if unread:
-                    self._compare(begin, piece)
+        file = self._opened(start, end)
+        for begin, stop in pieces(start, end) if unread else [(start, end)]:
+            piece = out[begin - start : stop - start]
+            self._fill(file, begin, piece)
+            if unread:
+                self._compare(begin, piece)
 
     def _check(self, starts: Tensor, ends: Tensor) -> None:
         """Compares with their checksums the blocks of bytes from `starts` to `ends` that were not compared before."""
@@ -188,26 +211,25 @@ class PartReader:
             return
         spans = [(first * BLOCK, min(last * BLOCK, len(self._memory))) for first, last in spans_of(blocks).tolist()]
         scratch = memoryview(bytearray(min(PIECE, max(end - start for start, end in spans))))
-        with self._opened(*spans[0]) as file:
-            if len(spans) > 1:  # so that the disk need not wait for the checksums
-                read_soon(file, spans)
-            for start, end in spans:
-                for begin, stop in pieces(start, end):
-                    self._fill(file, begin, scratch[: stop - begin])
-                    self._compare(begin, scratch[: stop - begin])
+        file = self._opened(*spans[0])
+        if len(spans) > 1:  # so that the disk need not wait for the checksums
+            read_soon(file, spans)
+        for start, end in spans:
+            for begin, stop in pieces(start, end):
+                self._fill(file, begin, scratch[: stop - begin])
+                self._compare(begin, scratch[: stop - begin])
 
-    def _opened(self, start: int, end: int) -> FileIO:
+    def _opened(self, start: int, end: int) -> OpenFile:
         try:
-            return FileIO(self._path)
+            return self._open(self._path)
         except OSError as error:
             raise self._damaged(*self._rows_in(start, end), str(error)) from error
 
-    def _fill(self, file: FileIO, start: int, data: memoryview) -> None:
+    def _fill(self, file: OpenFile, start: int, data: memoryview) -> None:
         """Fills `data` with the bytes from `start` on."""
         filled, reason = 0, "the file is shorter than it was"
         try:
-            file.seek(PAYLOAD + start)
-            while filled < len(data) and (count := file.readinto(data[filled:])):
+            while filled < len(data) and (count := file.read(PAYLOAD + start + filled, data[filled:])):
                 filled += count
         except OSError as error:
             reason = str(error)
@@ -249,12 +271,12 @@ class PartReader:
         )
 
 
-def read_soon(file: FileIO, spans: Iterable[tuple[int, int]]) -> None:
+def read_soon(file: OpenFile, spans: Iterable[tuple[int, int]]) -> None:
     """Lets the system read these bytes of the tensors, without waiting for them; some systems have no such call."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             for start, end in spans:
-                os.posix_fadvise(file.fileno(), PAYLOAD + start, end - start, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(file.handle, PAYLOAD + start, end - start, os.POSIX_FADV_WILLNEED)
 
 
 def pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
