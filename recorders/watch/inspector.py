@@ -234,7 +234,7 @@ class Inspector:
         """Records a metric of this epoch under a name; otherwise like `push_loss`.
 
         Args:
-            train: whether it is of training or of evaluation: "accuracy" is "train accuracy" or "eval accuracy" then. None: neither.
+            train: whether it is of training or of evaluation: "accuracy" is "train accuracy" or "eval accuracy" then. None: neither
         """
         self._recorders.push_metric(train, name, value, running)
 
