@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,51 @@ def test_trl_trains_the_same_to_the_bit(make: Callable[..., Any], tmp_path: Path
     assert calls == {STEPS}
     saved = load(next((tmp_path / "1").glob("checkpoint-*/recorder/rank-0")))
     assert {name: saved.samples[name] for name in recorder} == dict(recorder.samples)
+
+
+def test_axolotl_trains_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("axolotl")
+    for name, value in {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "WANDB_MODE": "disabled"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    from axolotl.cli.train import do_cli
+    from safetensors.torch import load_file
+
+    llama().save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"text": text(start, 12)}) for start in range(64)))
+    common = {
+        "base_model": "model",
+        "datasets": [{"path": "rows.jsonl", "type": "completion", "ds_type": "json"}],
+        "dataset_prepared_path": "prepared",
+        "dataset_num_proc": 1,
+        "sequence_len": 16,
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "num_epochs": 1,
+        "max_steps": STEPS,
+        "save_steps": STEPS,
+        "optimizer": "adamw_torch",
+        "learning_rate": 1e-2,
+        "lr_scheduler": "constant",
+        "bf16": False,
+        "tf32": False,
+        "val_set_size": 0,
+        "special_tokens": {"pad_token": "<pad>"},
+        "attn_implementation": "sdpa",
+        "gradient_checkpointing": False,
+        "seed": 1,
+    }
+    plugin = {"plugins": ["recorders.integrations.axolotl.RecorderPlugin"], "recorder": f"{__name__}.everything"}
+    for folder, further in {"bare": {}, "recorded": plugin}.items():
+        Path("config.yml").write_text(json.dumps({**common, **further, "output_dir": folder}))  # JSON is YAML
+        do_cli("config.yml")
+    bare, recorded = (load_file(f"{folder}/model.safetensors") for folder in ("bare", "recorded"))
+    assert all(recorded[name].equal(weight) for name, weight in bare.items())
+    for folder in ("recorded", f"recorded/checkpoint-{STEPS}"):
+        found = load(f"{folder}/recorder/rank-0")
+        assert found.step == STEPS
+        assert {count for name, count in found.samples.items() if name.endswith("q_proj")} == {STEPS}
 
 
 def test_ray_trains_the_same_to_the_bit_and_ranks_merge(tmp_path: Path) -> None:
