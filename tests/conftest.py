@@ -37,6 +37,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """So is what the tests of a file have imported, compiled and cached: it took a quarter of a second each time in the end."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """Nothing is compiled and nothing is counted before the test; what it compiles does not outlive it."""

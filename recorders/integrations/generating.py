@@ -95,7 +95,7 @@ class _Requests:
 
     def _begin(self, copies: int = 1, ends: Any = None) -> None:
         """Begins a call of `generate` with so many rows for each request, which one of these tokens ends."""
-        self._copies, self._ends = copies, None if ends is None else torch.as_tensor(ends)
+        self._copies, self._ends = copies, None if ends is None else torch.as_tensor(ends, device="cpu")
         self._rows = self._seen = self._new = 0  # rows; tokens of the prefill; forwards after it
         self._wanted = {name for monitor in self._recorder.values() for name in monitor.given} & {"mask", "position", "request"}
 

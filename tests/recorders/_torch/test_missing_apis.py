@@ -51,6 +51,7 @@ def check(answer: dict[str, Any], whole: dict[str, Any], alone: dict[str, Any] |
         assert answer["found"]["plainly"][1] == whole["found"]["plainly"][1]
 
 
+@pytest.mark.slow
 def test_without_any_of_them_no_training_changes_nets_are_recorded_and_files_read(tmp_path: Path) -> None:
     """All at once, in a process that has not imported the compiler. Then much is off: what is told of is not compared."""
     name = "+".join(NAMES)

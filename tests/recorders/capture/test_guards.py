@@ -43,6 +43,7 @@ def test_no_guard_compares_what_two_hooks_hold() -> None:
     assert "DUPLICATE_INPUT" not in kinds
 
 
+@pytest.mark.slow
 def test_a_layer_more_is_a_few_guards_more() -> None:
     two, three = (sum("hooks" in guard.name for guard in guards_of(layers)) for layers in (2, 3))
     assert 0 < three - two <= MOST_OF_A_LAYER

@@ -58,6 +58,7 @@ def test_the_training_stays_as_it_is(every: int, optimizer: type[torch.optim.Opt
     assert all(torch.equal(one, other) for one, other in zip(bare, recorded, strict=True))
 
 
+@pytest.mark.slow
 def test_compiled_it_stays_as_it_is_and_the_graph_is_whole() -> None:
     bare = train(None, lambda net: torch.compile(net, fullgraph=True, backend="aot_eager"))
     counters.clear()
