@@ -151,6 +151,7 @@ class Ranks:
             return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flushes", [True, False])
 def test_the_power_fails_after_each_operation(tmp_path: Path, flushes: bool) -> None:
     """If ranks did not flush their files before they are committed, that would be found."""

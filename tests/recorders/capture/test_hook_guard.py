@@ -326,7 +326,13 @@ FAILING: dict[str, Callable[[], Monitor]] = {
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-@pytest.mark.parametrize("make", FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=() if name in ("condition", "op of a gradient") else pytest.mark.slow)
+        for name, make in FAILING.items()
+    ],
+)
 def test_what_fails_in_a_monitor_ends_no_compilation(make: Callable[[], Monitor]) -> None:
     def run(record: bool) -> tuple[list[Tensor], Recorder | None]:
         torch._dynamo.reset()

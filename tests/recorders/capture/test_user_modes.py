@@ -156,6 +156,7 @@ def operators_of(reducer: Reducer, *callables: Callable[..., Any]) -> list[Opera
 BARE = {name: trained(policy, lambda net: None) for name, policy in POLICIES.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*this observation is left out:recorders.RecordingWarning")  # some take other tensors
 def test_no_reducer_changes_a_training_under_selective_checkpointing(case: Case) -> None:

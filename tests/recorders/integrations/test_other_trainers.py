@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -202,6 +203,41 @@ def test_ray_trains_the_same_to_the_bit_and_ranks_merge(tmp_path: Path) -> None:
     assert all(one.equal(other) for one, other in zip(bare, recorded, strict=True))
     found = load(tmp_path / "run")
     assert {**found.samples} == {"out/0": 2 * STEPS, "out/2": 2 * STEPS, "grad/0": STEPS, "grad/2": STEPS}
+
+
+def test_a_loop_as_in_the_script_of_timm_trains_the_same_to_the_bit() -> None:
+    timm = pytest.importorskip("timm")
+    from timm.data import Mixup
+    from timm.loss import SoftTargetCrossEntropy
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+    from timm.utils import ModelEmaV3, dispatch_clip_grad
+
+    def run(record: bool) -> tuple[list[torch.Tensor], Recorder | None]:
+        torch.manual_seed(0)
+        net = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5, drop_path_rate=0.1)
+        optimizer = create_optimizer_v2(net, "adamw", lr=1e-3, weight_decay=0.05)
+        average, scheduler = ModelEmaV3(net, decay=0.9), CosineLRScheduler(optimizer, t_initial=STEPS)
+        mixup, criterion = Mixup(mixup_alpha=0.8, num_classes=5), SoftTargetCrossEntropy()
+        recorder = everything(net).attach(optimizer) if record else None
+        numpy.random.seed(0)  # of Mixup
+        net.train()
+        for step in range(STEPS):
+            images, labels = mixup(torch.randn(4, 3, 32, 32), torch.randint(5, (4,)))
+            loss = criterion(net(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            dispatch_clip_grad(net.parameters(), 1.0)
+            optimizer.step()
+            average.update(net, step=step)
+            scheduler.step(step + 1)
+        return [value.detach().clone() for value in (*net.parameters(), *average.module.parameters())], recorder
+
+    (bare, _), (recorded, recorder) = run(False), run(True)
+    assert all(one.equal(other) for one, other in zip(bare, recorded, strict=True))
+    assert recorder is not None
+    assert recorder.clock.step == STEPS
+    assert {count for name, count in recorder.samples.items() if name.endswith("attn.qkv")} == {STEPS}
 
 
 class Muon(torch.optim.Optimizer):

@@ -279,7 +279,7 @@ def test_plan_takes_named_tuples_and_mappings() -> None:
 
 def test_report_tells_of_modules_that_are_no_more() -> None:
     recorder = Recorder(ForwardMonitor(Mean())).modules(nn.Linear(2, 2))
-    assert recorder.report().rows[0].reason == "its module no longer exists: nothing else kept it alive"
+    assert recorder.report().rows[0].reason.startswith("its module no longer exists: nothing else kept it alive; keep")
 
 
 def test_report_after_a_block_tells_the_true_reason() -> None:
@@ -289,7 +289,10 @@ def test_report_after_a_block_tells_the_true_reason() -> None:
     assert recorder.report().rows[0].reason == "no gradient came: backward was not run, or the loss does not use its output"
     with Recorder(ParameterUpdateMonitor(Count())).modules(net, types=nn.Linear) as recorder:
         net(torch.ones(1, 2)).sum().backward()
-    reason = "its hooks are off; while they were on, no optimizer step changed its parameters"
+    reason = (
+        "its hooks are off; while they were on, no optimizer step changed its parameters, and it records at these: call "
+        "optimizer.step() while hooks are on"
+    )
     assert recorder.report().rows[0].reason == reason
 
 

@@ -257,6 +257,7 @@ def same(a: Recording, b: Recording) -> bool:
     return list(a.samples.values()) == list(b.samples.values())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_distributed_checkpoint_holds_what_each_rank_recorded(pair: World, tmp_path: Path) -> None:
     assert alike(pair.run(checkpointed, str(tmp_path / "checkpoint"))) is True

@@ -133,7 +133,7 @@ def under_ddp(place: Place, cut: bool) -> Any:
     return digests(own), digests(own) == digests(whole), furthest(own, whole, "value"), furthest(own, whole, "gradient")
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_under_ddp_all_ranks_have_the_digests_of_one_process_if_all_have_its_batch(size: int, request: Any) -> None:
     world: World = request.getfixturevalue("pair" if size == 2 else "world")
     _, equal, values, _ = alike(world.run(under_ddp, False))

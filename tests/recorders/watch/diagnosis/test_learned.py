@@ -128,6 +128,7 @@ def left(recorder: Recorder, learned: Learned | str | Path) -> list[tuple[str, i
     return [(finding.layer, finding.since, finding.what) for finding in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("name", NETS)
 def test_another_seed_and_another_order_raise_no_alarm(name: str, seed: int) -> None:
