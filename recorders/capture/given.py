@@ -7,7 +7,7 @@ So what it needs is kept at the forward, in the hook for the gradient; compiled 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from recorders._torch import graph_task
 from recorders.capture.operands import as_operand, plain
+from recorders.errors import RecordingWarning
+from reducers.errors import warn_user
 
 __all__ = ["BatchContext", "Block", "Given", "block_of", "current", "keep", "number_of", "under"]
 
@@ -42,14 +44,27 @@ class BatchContext:
 
     Attributes:
         told: by mistake, a weak reference to the monitor that warned of it.
+        asked: the names of values of which it was asked whether a monitor takes them.
     """
 
     def __init__(self, monitors: Callable[[], Mapping[str, Any] | None] = lambda: None) -> None:
         self.monitors = monitors
         self.told: dict[object, Callable[[], Any]] = {}
+        self.asked: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchContext, ()
+
+    def warn_of_untaken(self, names: Iterable[str], monitors: Sequence[Any]) -> None:
+        """Warns once of each name that none of `monitors` takes; of names that were asked for before it asks nothing."""
+        for name in set(names) - self.asked:
+            self.asked.add(name)
+            if all(name not in monitor.given for monitor in monitors):
+                warn_user(
+                    f"recorder.given({name}=...): no monitor of this recorder takes {name!r}, so it has no effect; name it in the "
+                    f"monitor, as in ForwardMonitor(reducer, given={name!r})",
+                    RecordingWarning,
+                )
 
     @contextmanager
     def give(self, values: Mapping[str, Any]) -> Iterator[None]:

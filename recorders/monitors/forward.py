@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recorders._torch import outside_modes
 from recorders.capture import entering
 from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands
+from recorders.errors import OperandError
 from recorders.graphs.caching import content_of
 from recorders.graphs.sinks import new_spec_key
 from recorders.monitors.base import Monitor
@@ -104,6 +105,14 @@ class CallMonitor(Monitor):
             self._skip("pushed after the failure that took it off")
         elif self._due(module, self._training(module)) and not (len(values) == 1 and self._waits(values[0])):
             self._record(module, *map(as_operands, values))
+
+    def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
+        if len(operands) > 1 and not self.has_callables:
+            raise OperandError(
+                f"push got {len(operands)} values, of which one would be recorded: push each by itself, or say what to do with "
+                "them by map_=lambda a, b: (a, b)"
+            )
+        return super()._inputs(operands)
 
     def _training(self, module: nn.Module | None) -> bool:
         if (

@@ -97,6 +97,9 @@ def check_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{kind}(phase={given['phase']!r}): choose 'module' or 'grad'")
     if given["on_error"] not in ("raise", "warn", "disable"):
         raise ValueError(f"{kind}(on_error={given['on_error']!r}): choose 'raise', 'warn' or 'disable'")
+    for name in ("train_update", "eval_update", "prepend"):
+        if not isinstance(given[name], bool):
+            raise TypeError(f"{kind}({name}={given[name]!r}): {name} is True or False")
     for name in ("condition", "filter_", "map_", "op_"):
         if given[name] is not None and not callable(given[name]):
             raise TypeError(f"{kind}({name}={given[name]!r}): {name} must be callable")

@@ -291,9 +291,18 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
             spread = filter(is_spread, tensors)
             passed = [(plain(x), PlacementInfo.of([x], positional=monitor.buffer.positional)) for x in spread]
         operands = tuple(map(detached, operands))
-        if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
+        seen = [x for operand in operands for _, x in leaves(operand)]
+        before = [_version(x) for x in seen]
+        if monitor.filter_ is not None and not _decided(call(monitor.filter_, operands, monitor)):
             raise NothingToRecordError("filtered out")
-    inputs = monitor._inputs(operands)
+        inputs = monitor._inputs(operands)
+        if [_version(x) for x in seen] != before:
+            raise OperandError(
+                "filter_, map_ or op_ changed a tensor of the training in place, as x.abs_() does: return a new one, as x.abs() "
+                "does, or change a clone of it"
+            )
+    else:
+        inputs = monitor._inputs(operands)
     if path:
         inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
     if monitor.given:
@@ -301,6 +310,21 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
     store(monitor, inputs, _unchanged(inputs, passed) if passed else NOTHING, made_of=made_of)
+
+
+def _version(x: Tensor) -> int:
+    """How often a tensor was changed in place, as far as PyTorch counts it."""
+    return 0 if x.is_inference() else x._version
+
+
+def _decided(answer: Any) -> Any:
+    """What `filter_` answered; raises `OperandError` if it is no single truth value."""
+    if isinstance(answer, Tensor) and answer.numel() != 1:
+        raise OperandError(
+            f"filter_ must return True or False; it returned a tensor of shape {tuple(answer.shape)}: use .any() or .all(), or, to "
+            "leave out elements, reducer.prefilter(function) or Masked(reducer)"
+        )
+    return answer
 
 
 def _unchanged(inputs: Inputs, passed: Sequence[tuple[Tensor, PlacementInfo]]) -> dict[str, PlacementInfo]:

@@ -14,6 +14,7 @@ from recorders.monitors.attributes import beside
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.recorder.selection import Place
+from reducers import Reducer
 from reducers.core.channels import has_channels, with_channels
 from reducers.errors import did_you_mean
 
@@ -45,10 +46,21 @@ def as_prototype(item: object, where: str) -> Monitor:
         raise TypeError(f"{where} needs a monitor and got the class: write {item.__name__}(Mean()), not {item.__name__}")
     monitor = item() if isinstance(item, MonitorConstructor) else item
     if not isinstance(monitor, Monitor):
-        raise TypeError(f"{where} needs a monitor, such as ForwardMonitor(Mean()); got {item!r}")
+        raise TypeError(f"{where} needs a monitor, such as ForwardMonitor(Mean()); got {item!r:.100}{_instead(item)}")
     if monitor.registered:
         raise TypeError(f"{where} needs a monitor without a module, as a prototype; {monitor!r} already sits on one")
     return monitor
+
+
+def _instead(item: object) -> str:
+    """What to write instead of something that is no monitor, if that is likely."""
+    if isinstance(item, nn.Module):
+        return "; the net goes to Recorder(...).modules(net)"
+    if isinstance(item, Reducer):
+        return f"; put the reducer into a monitor, as in ForwardMonitor({type(item).__name__}(...))"
+    if isinstance(item, (Mapping, list, tuple)):
+        return "; give several monitors by name, as in Recorder(out=..., grad=...)"
+    return ""
 
 
 def chosen(prototypes: Mapping[str, Monitor], groups: str | Iterable[str] | None) -> dict[str, Monitor]:
@@ -93,7 +105,10 @@ def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Pla
         _check_names(prototype, [place.module for place in places if place.attr is None])
     if not fits:
         given = ", ".join(map(repr, prototypes.values()))
-        raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
+        raise SelectionError(
+            f"none of the {len(places)} modules selected has anything to watch for {given}: choose modules that have it, by types= "
+            "or names="
+        )
 
 
 def _check_names(prototype: Monitor, modules: list[nn.Module]) -> None:

@@ -121,6 +121,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         monitor.deregister()
         if monitor.given and not monitor.states and monitor.last_error is None and (args or kwargs):
             note = note or "give plan() what monitors take: with recorder.given(...): recorder.plan(...)"
+    if any(monitor.module is None and monitor.subject != "values" for monitor in monitors.values()):
+        note = "; ".join(filter(None, (note, "a module no longer exists: nothing else kept it alive; keep the net")))
     if any(has_old_graph(monitor.module) for monitor in monitors.values()):
         note = "; ".join(filter(None, (note, OLD_GRAPH)))
     return Plan(tuple(rows), note)

@@ -94,12 +94,14 @@ class Recorder(Results):
         self,
         monitor: Prototype | None = None,
         /,
-        *,
+        *unnamed: Prototype,
         budget: float | None = None,
         **monitors: Prototype,
     ) -> None:
         library.library()  # if there are no loops, that is said now, not in the middle of a training
         clock, meter = Clock(), Meter(check_budget(budget))
+        if unnamed and not isinstance(monitor, nn.Module):
+            raise TypeError(f"{1 + len(unnamed)} monitors without a name: write Recorder(out=..., grad=...), with a name for each")
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
         self._prototypes = {
@@ -250,7 +252,7 @@ class Recorder(Results):
         >>> list(recorder), 0 < recorder["1~1"].peek()["cka"] <= 1
         (['1~1'], tensor(True))
         """
-        found = select_pairs(net_a, net_b, match, Criteria(types, names, None, exclude, depth, leaves, where))
+        found = select_pairs(net_a, net_b, match, Criteria(types, names, None, exclude, depth, leaves, where, strict=False))
         recorder = cls(PairMonitor(reducer, **options))
         recorder._know(net_a)
         with together([net_a, net_b]):
@@ -477,7 +479,8 @@ class Recorder(Results):
 
         The values are tensors, arrays or lists of numbers, of the present batch. A block within a block adds to it, or overrides.
         Each thread and each task of asyncio has blocks of its own. A gradient gets what was given at its forward.
-        If a value is missing or does not fit, the observation is left out, and `on_error` says what happens.
+        If a value is missing or does not fit, the observation is left out, and `on_error` says what happens. Of a value that no
+        monitor takes it warns once.
 
         Raises:
             TypeError: a value is no tensor, array, number or list of numbers.
@@ -492,6 +495,7 @@ class Recorder(Results):
         >>> recorder[0].peek()["id"]
         tensor([71])
         """
+        self._context.warn_of_untaken(values, (*self._prototypes.values(), *self._monitors.values()))
         return self._context.give(values)
 
     def register(self) -> Self:

@@ -14,6 +14,7 @@ from recorders.capture.operands import TRACED
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
+from recorders.monitors.gate import WRONG_MODE
 from recorders.monitors.gradient_hooks import NO_TENSOR
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.recordings.recording import LeftOut, Recording, Subrecording, left_out
@@ -193,7 +194,7 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
             return _ONLY_TRACED
         if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:
             return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
-        return _PARTIAL if monitor.partial else "all calls were skipped"
+        return _PARTIAL if monitor.partial else _advice(monitor)
     reason = monitor.unseen() or _absence(monitor)
     on = monitor.registered if monitor.sites else monitor.gate.on
     if on or others_recorded or monitor.seen:  # otherwise hooks are off because the recording has ended
@@ -201,15 +202,35 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     return f"its hooks are off; while they were on, {reason}"
 
 
+_ADVICE = {
+    "no gradient (frozen or unused)": "unless the parameters are frozen, call zero_grad() before the backward, not after it",
+    WRONG_MODE["module", True]: "call net.eval() to evaluate, or tell training by gradients with phase='grad'",
+    WRONG_MODE["module", False]: "call net.train() to train, or tell training by gradients with phase='grad'",
+    "operand was None": "if it is op_ that returned None, let it return a tensor; otherwise what it watches was not there",
+    "filtered out": "filter_ returned False for all of them",
+    "no gradient will come (no_grad)": "call the net with gradients on",
+}
+"""What to do if all calls were left out for one reason, by the reason."""
+
+
+def _advice(monitor: Monitor) -> str:
+    reasons = monitor.counts.keys() - {"calls"}
+    advice = _ADVICE.get(next(iter(reasons))) if len(reasons) == 1 else None
+    return f"all calls were skipped: {advice}" if advice else "all calls were skipped"
+
+
 def _absence(monitor: Monitor) -> str:
     """Why a monitor may have seen nothing at all, for all that its kind knows."""
-    if monitor.module is None and monitor.registered:
-        return "its module no longer exists: nothing else kept it alive"
+    if monitor.module is None:
+        return "its module no longer exists: nothing else kept it alive; keep the net, and select from that which runs"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
         return "a container is never called, only the modules in it"
     if has_old_graph(monitor.module):
         return OLD_GRAPH
-    reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
+    reason = (
+        "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj), or a "
+        "copy of it was called, which has no hooks"
+    )
     if type(monitor.module).__module__ == nn.Dropout.__module__:
         reason = "its module was never called: fused attention (scaled_dot_product_attention) drops by itself"
     if has_compiled():

@@ -43,6 +43,14 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
     _aliases: dict[str, str]
     _clock: Clock
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            known = (*vars(self).get("_monitors", ()), *vars(self).get("_aliases", ()))
+            found = next((key for key in known if key == name or key.startswith((f"{name}/", f"{name}."))), None)
+            hint = "" if found is None else f": write recorder[{found!r}]"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
     def keys(self) -> Names:
         return Names(self)
 

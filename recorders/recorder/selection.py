@@ -53,6 +53,7 @@ class Criteria:
     depth: int | None = None
     leaves: bool = False
     where: Callable[[str, nn.Module], bool] | None = None
+    strict: bool = field(default=True, repr=False)  # whether each name to exclude must exist; of two nets it may be in one
 
     def filter(self, places: list[Place], what: str) -> list[Place]:
         """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist."""
@@ -66,6 +67,11 @@ class Criteria:
         excluded = _all_of(given, "exclude", (str, re.Pattern, type), f"{_NAMES}, or module classes")
         not_types = tuple(item for item in excluded if isinstance(item, type))
         not_names = [item for item in excluded if not isinstance(item, type)]
+        for pattern in not_names if self.strict else ():
+            known = [shown_name(name) for place in places for name in place.names]
+            if isinstance(pattern, str) and not set("*?[") & set(pattern) and not any(_matches(pattern, name) for name in known):
+                guess = did_you_mean(pattern, known)
+                raise SelectionError(f"exclude={pattern!r} is the name of no {what}; {guess}{_inventory(places, what)}")
         indices = None
         if self.indices is not None:
             indices = {*_all_of(self.indices, "indices", (int,), "one whole number or several, such as (0, 2)")}
@@ -94,7 +100,7 @@ class Criteria:
         return chosen
 
     def _given(self) -> str:
-        given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        given = {name: value for name, value in vars(self).items() if name != "strict" and value is not None and value is not False}
         return "(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
 
 

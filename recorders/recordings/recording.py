@@ -349,7 +349,7 @@ def check_alike(a: Subrecording, b: Subrecording) -> Reducer:
             raise MergeError(why_unknown(part.recipe))
     assert a.reducer is not None
     if a.reducer != b.reducer:
-        raise MergeError(f"the reducers differ: {a.reducer!r} and {b.reducer!r}")
+        raise MergeError(f"the reducers differ: {a.reducer!r} and {b.reducer!r}; only what equal reducers recorded can be merged")
     return a.reducer
 
 
@@ -358,7 +358,10 @@ def check_same_names(first: Iterable[str], second: Iterable[str], this: str, oth
     here, there = set(first), set(second)
     if here != there:
         mine, theirs = listed(sorted(here - there)), listed(sorted(there - here))
-        raise MergeError(f"the names differ: only {this} has {mine}, only {other} {theirs}")
+        raise MergeError(
+            f"the names differ: only {this} has {mine}, only {other} {theirs}; record the same modules, or merge recordings with "
+            "missing='keep', as in recorders.merge(paths, missing='keep')"
+        )
 
 
 def stands_for_one(name: object, names: Mapping[str, Any], aliases: Mapping[str, str]) -> bool:

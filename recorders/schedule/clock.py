@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
 from recorders.capture.switching import SwitchedHooks, put_back, remove
-from recorders.errors import MonitorError
+from recorders.errors import MonitorError, RecordingWarning
 from recorders.graphs.sinks import new_sink
 from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.notices import watch_clock
 from recorders.schedule.steps import count_steps, notice_steps, stop_counting
+from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
@@ -203,7 +204,12 @@ class Clock:
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"a clock is attached to a torch.optim.Optimizer, or advanced by hand; got {type(optimizer).__name__}")
-        count_steps(optimizer, self)
+        if count_steps(optimizer, self):
+            warn_user(
+                "a clock is attached to a second optimizer: it advances at the steps of both, so a step of the training counts "
+                "twice; attach one of them, or call recorder.clock.detach() first if this one takes the place of the other",
+                RecordingWarning,
+            )
         self.attached = True
         return self
 

@@ -182,12 +182,19 @@ class _Steps:
             self.listeners[number] = None
             self._activate()
 
-    def count(self, optimizer: Optimizer, clock: Any) -> None:
-        """Advances `clock` after every step of `optimizer` from now on. Both are held weakly."""
+    def count(self, optimizer: Optimizer, clock: Any) -> bool:
+        """Advances `clock` after every step of `optimizer` from now on. Both are held weakly.
+
+        Returns whether it advances after those of another optimizer too, which holds none of the same parameters.
+        """
         with SWITCHING:
+            counted_by = [counted() for counted, counter in self.clocks if counter() is clock]
             if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
                 self.clocks, self.quiet = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))], None
             self._activate()
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in _params(group)}
+        others = (other.param_groups for other in counted_by if other is not None)
+        return any(mine.isdisjoint(id(parameter) for group in groups for parameter in _params(group)) for groups in others)
 
     def stop_counting(self, clock: Any) -> None:
         """Advances `clock` no longer after steps of any optimizer."""

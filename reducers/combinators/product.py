@@ -41,7 +41,9 @@ class Product(Reducer):
 
     looks_inside: ClassVar[bool] = True
 
-    def __init__(self, /, **parts: Reducer) -> None:
+    def __init__(self, /, *unnamed: Reducer, **parts: Reducer) -> None:
+        if unnamed:
+            raise ReducerTypeError(f"each part of a Product has a name: write Product(a={unnamed[0]!r}, ...)")
         if not parts:
             raise ReducerTypeError("Product needs at least one named part: Product(mean=Mean(), top=Max())")
         for name, part in parts.items():

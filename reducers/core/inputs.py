@@ -23,7 +23,9 @@ def observation(reducer: object, xs: tuple[Any, ...]) -> Tensor:
         ReducerTypeError: `xs` is not exactly one tensor.
     """
     if len(xs) != 1 or not isinstance(xs[0], Tensor):
-        raise ReducerTypeError(f"{reducer!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
+        got = ", ".join(type(x).__name__ for x in xs)
+        hint = "; make a tensor of it by torch.as_tensor(x)" if len(xs) == 1 else ""
+        raise ReducerTypeError(f"{reducer!r} reduces one tensor at a time; got ({got}){hint}")
     x = xs[0].detach()
     if type(x) is not Tensor and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__:
         x = x.as_subclass(Tensor)  # states hold plain tensors only
@@ -44,7 +46,10 @@ def observation_with(reducer: object, xs: tuple[Any, ...], name: str) -> tuple[T
         ArgumentError: the second input does not broadcast to the observation.
     """
     if len(xs) != 2:
-        raise ReducerTypeError(f"{reducer!r} takes an observation and its {name}; got {len(xs)} of the 2 tensors")
+        raise ReducerTypeError(
+            f"{reducer!r} takes an observation and its {name}; got {len(xs)} of the 2 tensors: call update(state, x, {name}); a "
+            f"monitor takes the second by given='{name}', in `with recorder.given({name}=...):`"
+        )
     x, other = (observation(reducer, (part,)) for part in xs)
     return x, align_input(reducer, other.to(x.device), x, name)
 

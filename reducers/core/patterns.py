@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,11 +39,17 @@ def _parse(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
             "or a BackwardMonitor, or write the pattern, 'b c ... -> c' for convolutions and '... c -> c' for linear layers"
         )
     if not arrow:
-        raise PatternError(f"pattern {pattern!r} has no '->': write all axes, '->', then the axes to keep, as in 'b c h w -> c'")
+        guess = "did you mean 'channels'? " if get_close_matches(pattern, [CHANNELS]) else ""
+        raise PatternError(
+            f"pattern {pattern!r} has no '->': {guess}write all axes, '->', then the axes to keep, as in 'b c h w -> c'"
+        )
     try:
         parsed = ParsedExpression(left), ParsedExpression(right)
     except EinopsError as error:
-        raise PatternError(f"pattern {pattern!r} is malformed: {str(error).splitlines()[0]}") from None
+        raise PatternError(
+            f"pattern {pattern!r} is malformed: {str(error).splitlines()[0]}; name each axis once on each side of the '->', as in "
+            "'b c h w -> c'"
+        ) from None
     if any(side.has_non_unitary_anonymous_axes for side in parsed):
         raise PatternError(f"pattern {pattern!r} has a number in place of an axis name: give it a name")
     if any(axis != _ELLIPSIS and len(axis) > 1 for axis in parsed[0].composition):
@@ -50,7 +57,7 @@ def _parse(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
     unknown = {name for name in parsed[1].identifiers if isinstance(name, str)} - parsed[0].identifiers
     if unknown:
         missing = sorted("..." if name == _ELLIPSIS else name for name in unknown)
-        raise PatternError(f"pattern {pattern!r} keeps {missing}, which its left side does not name")
+        raise PatternError(f"pattern {pattern!r} keeps {missing}, which its left side does not name: write all axes on the left")
     return *parsed, left.strip(), right.strip()
 
 

@@ -82,7 +82,8 @@ class Histogram(Statistic):
             low, high, step = self._range
             # rounding moves an edge by less than 4 units in the last place, so these edges differ
             if not 8 * math.ulp(max(abs(low), abs(high))) < step < math.inf:
-                raise ArgumentError(f"Histogram cannot fit {self.bins} distinct bins between low={low!r} and high={high!r}")
+                why = "low must be less than high" if low >= high else "take fewer bins, or low and high further apart"
+                raise ArgumentError(f"Histogram cannot fit {self.bins} distinct bins between low={low!r} and high={high!r}: {why}")
 
     @property
     def _range(self) -> tuple[float, float, float]:

@@ -40,6 +40,7 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
         MergeError: there is no path, one is given twice, or the names differ. Later also, when a subrecording is looked at, if its
             reducers differ.
         StorageError: a recording cannot be read, see `load`.
+        TypeError: there is one path alone, or something that is no path.
 
     >>> import tempfile, torch
     >>> from recorders import Recording, Subrecording
@@ -52,7 +53,12 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     {'loss': tensor(3., dtype=torch.float64)}
     """
     found: dict[str, Recording] = {}
-    for path in [os.fspath(path) for path in paths]:
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if len(several) == 1 and several[0] is paths:
+        raise TypeError(f"merge({paths!r}): give several paths in a list, as in merge(['monday', 'tuesday'])")
+    if unsaved := [type(path).__name__ for path in several if not isinstance(path, (str, os.PathLike))]:
+        raise TypeError(f"merge takes the paths of saved recordings; got {unsaved[0]}: merge what is not saved by one.merge(other)")
+    for path in [os.fspath(path) for path in several]:
         if path in found:
             raise MergeError(f"{path} is given twice: it would count twice")
         found[path] = load_lazily(path)
