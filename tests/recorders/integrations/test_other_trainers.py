@@ -265,7 +265,7 @@ def test_a_script_with_muon_and_adamw_trains_the_same_to_the_bit(compiled: bool,
         matrices = [weight for name, weight in net.named_parameters() if weight.ndim == 2 and "layers" in name]
         others = [weight for weight in net.parameters() if all(weight is not matrix for matrix in matrices)]
         optimizers = [torch.optim.AdamW(others, lr=3e-3), Muon(matrices)]
-        recorder = everything(net).attach(optimizers[0]) if record else None
+        recorder = everything(net).attach(optimizers[-1]) if record else None
         call = torch.compile(net, backend="aot_eager", dynamic=False) if compiled else net
         torch.manual_seed(1)
         for _ in range(STEPS):
