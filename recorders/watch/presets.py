@@ -19,7 +19,7 @@ from recorders.watch.lenses.distribution import Outliers
 from recorders.watch.lenses.health import update_ratio as ratio_of
 from recorders.watch.lenses.lens import Lens, running
 from recorders.watch.lenses.noise import GradientNoise
-from reducers import Collect, Masked, Norm, PerObservation, Product, Quantile
+from reducers import Collect, Masked, Norm, PerObservation, Product, Quantile, Summary
 from reducers.errors import ArgumentError
 
 __all__ = [
@@ -114,7 +114,7 @@ def gradient_noise(batch_size: int) -> Recorder:
     return _of(GradientNoise(batch_size=batch_size))
 
 
-def attention_entropy(mask: str | None = None) -> Recorder:
+def attention_entropy(mask: str | None = None, *, per_head: bool = False) -> Recorder:
     """How widely attention is spread over its keys: what the lens `AttentionEntropy` shows.
 
     It watches `nn.MultiheadAttention` and classes whose names end with Attention, if they return their probabilities.
@@ -122,15 +122,20 @@ def attention_entropy(mask: str | None = None) -> Recorder:
     Args:
         mask: the name of a mask of queries, of shape (batch, time), that `recorder.given` gives: those that are False, such as
             padding, are left out. None if all count.
+        per_head: whether each head is apart. If a module returns the mean of its heads, as `nn.MultiheadAttention` does without
+            `average_attn_weights=False`, that counts as one head.
 
     Returns:
         A recorder.
         Results of each attention, each 0-d: those of `Summary` over all queries and heads, in nats: `count`, `mean`, `var`,
-        `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
+        `min`, `max`, `absmax`, `zeros`, `nan` and `inf`. With `per_head`, each of shape (heads,).
     """
-    if mask is None:
-        return Recorder(_AttentionMonitor(running().premap(entropies), op_=probabilities))
-    return Recorder(_AttentionMonitor(Masked(running()), op_=_entropies_by_query, given=mask))
+    found = Summary("... head -> head") if per_head else running()
+    if mask is not None:
+        return Recorder(_AttentionMonitor(Masked(found), op_=_entropies_by_head, given=mask))
+    if per_head:
+        return Recorder(_AttentionMonitor(found, op_=_entropies_by_head))
+    return Recorder(_AttentionMonitor(found.premap(entropies), op_=probabilities))
 
 
 def mup_coordinates() -> Recorder:
@@ -160,13 +165,13 @@ def _groups(x: Tensor, *, size: int, module: nn.Module) -> Tensor:
     return last.reshape(*last.shape[:-1], -1, size)
 
 
-def _entropies_by_query(output: Any) -> Any:
-    """The entropies of attention, (batch, time) or (batch, time, heads); None if there are no probabilities."""
+def _entropies_by_head(output: Any) -> Any:
+    """The entropies of attention, (batch, time, heads); None if there are no probabilities."""
     found = probabilities(output)
     if found is None:
         return None
     found = entropies(found)
-    return found.movedim(1, -1) if found.ndim == 3 else found  # heads come before queries
+    return found.movedim(1, -1) if found.ndim == 3 else found.unsqueeze(-1)  # heads come before queries
 
 
 def _of(lens: Lens) -> Recorder:

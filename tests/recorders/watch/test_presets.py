@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,22 @@ def test_attention_entropy_leaves_out_queries_that_a_mask_excludes(average: bool
     found = recorder[0].peek()
     assert found["count"] == rows[..., 0].numel() == 7 * (1 if average else 2)
     torch.testing.assert_close(found["mean"], torch.special.entr(rows.double()).sum(-1).mean(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("mask", [None, "mask"])
+@pytest.mark.parametrize("average", [True, False])
+def test_attention_entropy_of_each_head(average: bool, mask: str | None) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    x, real = torch.randn(3, 5, 8), torch.arange(5) < torch.tensor([[5], [2], [1]])
+    preset = presets.attention_entropy(mask, per_head=True)
+    with torch.no_grad(), preset.modules(attention) as recorder, recorder.given(mask=real) if mask else nullcontext():
+        rows = attention(x, x, x, average_attn_weights=average)[1]
+    rows = (rows[:, None] if average else rows).movedim(1, 0)  # by head, batch, query, key
+    wanted = torch.special.entr(rows.double()).sum(-1)
+    wanted = wanted[:, real] if mask else wanted.flatten(1)
+    found = recorder[0].peek()
+    assert found["count"].tolist() == [wanted.shape[1]] * (1 if average else 2)
+    torch.testing.assert_close(found["mean"], wanted.mean(1), rtol=1e-6, atol=0)
 
 
 def test_attention_entropy_watches_attention_only(net: Net) -> None:
