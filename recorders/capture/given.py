@@ -7,7 +7,7 @@ So what it needs is kept at the forward, in the hook for the gradient; compiled 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -55,11 +55,12 @@ class BatchContext:
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchContext, ()
 
-    def warn_of_untaken(self, names: Iterable[str], monitors: Sequence[Any]) -> None:
-        """Warns once of each name that none of `monitors` takes; of names that were asked for before it asks nothing."""
-        for name in set(names) - self.asked:
-            self.asked.add(name)
-            if all(name not in monitor.given for monitor in monitors):
+    def warn_of_untaken(self, names: Collection[str], monitors: Sequence[Any]) -> None:
+        """Warns once of each name that none of `monitors` takes. If one of them misses a name, that is told instead."""
+        if new := set(names) - self.asked:
+            self.asked.update(new)
+            taken = {name for monitor in monitors for name in monitor.given}
+            for name in sorted(new - taken) if taken <= set(names) else ():
                 warn_user(
                     f"recorder.given({name}=...): no monitor of this recorder takes {name!r}, so it has no effect; name it in the "
                     f"monitor, as in ForwardMonitor(reducer, given={name!r})",

@@ -140,7 +140,7 @@ class ModuleParameterMonitor(Monitor):
         return super()._training(module) if self.gate.phase == "module" else True
 
     def unseen(self) -> str:
-        return "no optimizer step changed its parameters, and it records at these: call optimizer.step() while hooks are on"
+        return "no optimizer step changed its parameters"
 
     def record_shapes(self) -> None:
         """Records the shapes of the parameters, for a dry run on the meta device."""

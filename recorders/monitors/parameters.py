@@ -187,6 +187,9 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
 
     absence = "no gradient (frozen or unused)"
 
+    def unseen(self) -> str:
+        return f"{super().unseen()}, and gradients are recorded at these: call optimizer.step() while hooks are on"
+
     def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:
         gradient = parameter.grad
         if gradient is None:

@@ -291,12 +291,11 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
             spread = filter(is_spread, tensors)
             passed = [(plain(x), PlacementInfo.of([x], positional=monitor.buffer.positional)) for x in spread]
         operands = tuple(map(detached, operands))
-        seen = [x for operand in operands for _, x in leaves(operand)]
-        before = [_version(x) for x in seen]
+        before = _versions(tensors)
         if monitor.filter_ is not None and not _decided(call(monitor.filter_, operands, monitor)):
             raise NothingToRecordError("filtered out")
         inputs = monitor._inputs(operands)
-        if [_version(x) for x in seen] != before:
+        if _versions(tensors) != before:
             raise OperandError(
                 "filter_, map_ or op_ changed a tensor of the training in place, as x.abs_() does: return a new one, as x.abs() "
                 "does, or change a clone of it"
@@ -312,9 +311,12 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
     store(monitor, inputs, _unchanged(inputs, passed) if passed else NOTHING, made_of=made_of)
 
 
-def _version(x: Tensor) -> int:
-    """How often a tensor was changed in place, as far as PyTorch counts it."""
-    return 0 if x.is_inference() else x._version
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place; empty if one is of inference mode, in which PyTorch does not count."""
+    try:
+        return [x._version for x in tensors]
+    except RuntimeError:
+        return []
 
 
 def _decided(answer: Any) -> Any:
@@ -404,7 +406,7 @@ def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
 
     Raises:
         NothingToRecordError: that is None, or holds no numbers.
-        OperandError: `map_` returned no tensors, or there is no tensor at all.
+        OperandError: `map_` returned no tensors, `op_` a list of numbers, or there is no tensor at all.
     """
     if monitor.map_ is not None:
         mapped = call(monitor.map_, operands, monitor)
@@ -415,7 +417,13 @@ def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
                 f"{type(mapped).__name__}"
             )
         return {"": tuple(plain_or_spread(x) for x in mapped)}
-    value = monitor._default(*operands) if monitor.op_ is None else as_operands(call(monitor.op_, operands, monitor))
+    if monitor.op_ is None:
+        value = monitor._default(*operands)
+    else:
+        returned = call(monitor.op_, operands, monitor)
+        if isinstance(returned, list) and _holds_numbers(returned):
+            raise OperandError("op_ returned a list of numbers, each of which would be a leaf: return a tensor, not its tolist()")
+        value = as_operands(returned)
     if type(value) is Tensor and not monitor.dry_run and is_plain_moment(value) and not value.is_meta:  # as nearly always
         return {"": (plain_or_spread(value),)}
     if value is None:
@@ -430,6 +438,13 @@ def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
     if len(tensors) > 1 and monitor.patterns:
         tensors = _fitting(monitor, tensors)
     return {path: (plain_or_spread(tensor),) for path, tensor in tensors.items()}
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether the innermost first item of a nested list is a number."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, (int, float))
 
 
 def _fitting(monitor: Observer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

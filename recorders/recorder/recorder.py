@@ -45,7 +45,7 @@ from recorders.recordings.display import cut
 from recorders.recordings.recording import lookup, stands_for_one
 from recorders.schedule.clock import Clock
 from recorders.schedule.meter import Meter
-from recorders.schedule.notices import forget
+from recorders.schedule.notices import forget, warn_of_several
 from reducers import Reducer
 from reducers.kernels.cpp import library
 from reducers.kernels.dispatch import troubles
@@ -448,7 +448,8 @@ class Recorder(Results):
     def attach(self, optimizer: Optimizer) -> Self:
         """Advances the clock after every step of `optimizer`, and counts the micro-batches of each step; returns the recorder.
 
-        If several optimizers step in turn, attach one of them. If they step inside backward, attach none and call `step()`.
+        If several optimizers step in turn, attach one of them; of a second one it warns. If they step inside backward, attach none
+        and call `step()`.
 
         Raises:
             TypeError: `optimizer` is not an optimizer.
@@ -465,7 +466,8 @@ class Recorder(Results):
         >>> recorder[0].samples, recorder.clock.step
         (3, 201)
         """
-        self._clock.attach(optimizer)
+        if self._clock.attach(optimizer).several:
+            warn_of_several()
         self._follow_net()
         return self
 

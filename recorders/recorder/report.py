@@ -122,6 +122,8 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
         if samples and not reason and calls > samples + sum(skipped.values()):
             reason = _by_leaf(monitor)
+        if samples and not reason and _is_empty(monitor):
+            reason = "every observation was empty, a tensor without elements, so there is no result: look at the batches"
         rows.append(
             ReportRow(
                 name,
@@ -144,6 +146,14 @@ def _nonfinite(monitor: Monitor) -> dict[str, LeftOut]:
         return monitor.snapshot().left_out()
     except Exception:  # what cannot be reduced is told elsewhere
         return {}
+
+
+def _is_empty(monitor: Monitor) -> bool:
+    try:
+        states = monitor.snapshot().states
+    except Exception:  # what cannot be reduced is told elsewhere
+        return False
+    return bool(states) and not any(states.values())
 
 
 def _by_leaf(monitor: Monitor) -> str:

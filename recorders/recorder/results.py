@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from recorders._torch import plainly
 from recorders.capture.layouts import warn_before_merge
-from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
+from recorders.errors import MergeError, NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.snapshots import resume
 from recorders.recorder.report import warned_of_left_out
@@ -116,8 +116,11 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
         """Adds what another recorder or a recording holds; returns the recorder. To go on with a saved one, see `resume`.
 
         Raises:
-            MergeError: the names differ (both sides are listed), or two states do not fit together. Nothing is changed then.
+            MergeError: the names differ (both sides are listed), or two states do not fit together; or `other` is this recorder.
+                Nothing is changed then.
         """
+        if other is self:
+            raise MergeError("a recorder is merged with itself, so all would count twice: give another recorder or recording")
         check_same_names(self, other, "this recorder", "the other")
         theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
         for name, monitor in self.items():

@@ -12,12 +12,11 @@ from torch.optim import Optimizer
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
 from recorders.capture.switching import SwitchedHooks, put_back, remove
-from recorders.errors import MonitorError, RecordingWarning
+from recorders.errors import MonitorError
 from recorders.graphs.sinks import new_sink
 from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.notices import watch_clock
 from recorders.schedule.steps import count_steps, notice_steps, stop_counting
-from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ class Clock:
 
     Attributes:
         attached: whether an optimizer advances the clock.
+        several: whether the optimizer that was attached last is not the only one that advances it.
         any_due: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
         cadence: one in this many of the steps that a monitor chooses is recorded; 1 without a budget.
 
@@ -64,7 +64,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._micro_batch, self._begun, self._forwards_of = 0, False, 0  # the step that the forwards were counted in
-        self.attached = self.told = False  # told: whether somebody was warned that the clock stands still
+        self.attached = self.told = self.several = False  # told: whether somebody was warned that the clock stands still
         self._net: weakref.ref[nn.Module] | None = None
         self._groups: list[StepGroup] = []
         self._meter: Meter | None = None
@@ -204,12 +204,7 @@ class Clock:
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"a clock is attached to a torch.optim.Optimizer, or advanced by hand; got {type(optimizer).__name__}")
-        if count_steps(optimizer, self):
-            warn_user(
-                "a clock is attached to a second optimizer: it advances at the steps of both, so a step of the training counts "
-                "twice; attach one of them, or call recorder.clock.detach() first if this one takes the place of the other",
-                RecordingWarning,
-            )
+        self.several = count_steps(optimizer, self)
         self.attached = True
         return self
 

@@ -15,7 +15,7 @@ from recorders.capture.switching import hook_of
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["forget", "notices", "tell", "watch_clock"]
+__all__ = ["forget", "notices", "tell", "warn_of_several", "watch_clock"]
 
 notices: list[StandingClock | Forgotten] = []
 """What may have to be told."""
@@ -31,6 +31,15 @@ def watch_clock(clock: Any, net: nn.Module) -> None:
     """Looks, from now on, whether `clock` advances while `net` trains; tells of it once. Both are held weakly."""
     if not clock.told and not any(isinstance(one, StandingClock) and one.clock() is clock for one in notices):
         notices.append(StandingClock(clock, net))
+
+
+def warn_of_several() -> None:
+    """Warns that a second optimizer was attached to the clock of a recorder."""
+    warn_user(
+        "recorder.attach: a second optimizer advances the clock now, so a training step in which both step counts as two; attach "
+        "one of them, or call recorder.clock.detach() first if this one takes the place of the other",
+        RecordingWarning,
+    )
 
 
 def forget(monitors: Mapping[str, Any]) -> None:

@@ -100,7 +100,9 @@ def test_several_values_come_in_the_order_of_their_names() -> None:
     layer = nn.Identity()
     recorder = Recorder(ForwardMonitor(TopK(k=1), given=("ids", "images"))).modules(layer)
     images = torch.tensor([[1, 2], [3, 4]])
-    with recorder.given(images=images, ids=[70, 71], unused=0):
+    with pytest.warns(RecordingWarning, match="no monitor of this recorder takes 'unused', so it has no effect"):
+        block = recorder.given(images=images, ids=[70, 71], unused=0)
+    with block:
         layer(torch.tensor([[1.0], [5.0]]))
     assert (recorder[0].peek()["id"].tolist(), recorder[0].peek()["payload"].tolist()) == ([71], [[3, 4]])
 
