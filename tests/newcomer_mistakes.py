@@ -25,6 +25,7 @@ from recorders import (
     ForwardMonitor,
     MergeError,
     NotARecordingError,
+    OptimizerStateMonitor,
     ParameterGradientMonitor,
     Recorder,
     RecordingNotFoundError,
@@ -32,8 +33,11 @@ from recorders import (
     SelectionError,
     StateMonitor,
     TargetError,
+    compare,
+    findings,
     load,
     merge,
+    presets,
 )
 from recorders.errors import RecordingExistsError
 from reducers import (
@@ -227,6 +231,11 @@ def a_reducer_without_a_monitor() -> None:
 @raises(TypeError, "got Sequential", "the net goes to Recorder(...).modules(net)")
 def the_net_first() -> None:
     Recorder(network(), ForwardMonitor(Mean()))
+
+
+@raises(TypeError, "health: first is a number of steps; got Sequential", "the net goes to presets.health().modules(net)")
+def the_net_as_argument_of_a_preset() -> None:
+    presets.health(network())
 
 
 @raises(TypeError, "2 monitors without a name", "write Recorder(out=..., grad=...)")
@@ -491,6 +500,16 @@ def data_parallel_around_the_net() -> tuple[Any, Any]:
 
 
 @slowly_right
+def distributed_data_parallel_around_the_net() -> tuple[Any, Any]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{Path('store').absolute()}", rank=0, world_size=1)
+    try:
+        found = run(ForwardMonitor(Mean()), nn.parallel.DistributedDataParallel(network()))["0"].peek()
+    finally:
+        torch.distributed.destroy_process_group()
+    return found, mean_of_first([BATCH])
+
+
+@slowly_right
 def compiled_before_it_is_recorded() -> tuple[Any, Any]:
     net = network()
     compiled = torch.compile(net, backend="aot_eager")
@@ -544,6 +563,14 @@ def two_optimizers_attached() -> None:
     Recorder(ForwardMonitor(Mean(), every_step=10)).modules(net).attach(first).attach(second)
 
 
+@warns("an optimizer is attached, which advances the clock already", "leave out recorder.step()")
+def an_optimizer_attached_and_steps_by_hand() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Recorder(ForwardMonitor(Mean(), every_step=2)).modules(net, names="0").attach(optimizer) as recorder:
+        train(net, optimizer, batches(), recorder.step)
+
+
 @right
 def an_optimizer_attached_twice() -> tuple[Any, Any]:
     net = network()
@@ -554,7 +581,7 @@ def an_optimizer_attached_twice() -> tuple[Any, Any]:
     return recorder["0"].samples, 3
 
 
-@reports("no gradient (frozen or unused)", "call zero_grad() before the backward, not after it")
+@reports("no gradient (frozen or unused)", "do not call zero_grad() between backward() and step()")
 def zero_grad_before_the_step() -> Any:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -626,6 +653,15 @@ def ids_that_no_monitor_takes() -> None:
 @warns("takes an observation and its mask; got 1 of the 2 tensors", "given='mask'")
 def a_mask_that_is_not_named() -> None:
     run(ForwardMonitor(Masked(Mean("b c -> c"))))
+
+
+@right
+def ids_as_an_array_of_numpy() -> tuple[Any, Any]:
+    net = network()
+    recorder = Recorder(ForwardMonitor(TopK("b c -> c", k=2), given="ids")).modules(net, names="0")
+    with recorder.given(ids=np.arange(10) + 70):
+        net(BATCH)
+    return recorder["0"].peek()["id"], outputs(network()[0], [BATCH]).topk(2, dim=0).indices.T + 70
 
 
 # Pushing
@@ -748,7 +784,9 @@ def each_step_saved_to_one_path() -> tuple[Any, Any]:
     return load("run")["0"].peek(), mean_of_first(batches(3))
 
 
-@raises(RecordingExistsError, "overwrite=True")
+@raises(
+    RecordingExistsError, "run holds the recording of another net", "save into another folder, or replace it with overwrite=True"
+)
 def a_save_over_the_recording_of_another_net() -> None:
     saved("run")
     run(ForwardMonitor(Mean()), Named(), names=["encoder", "head"]).save("run")
@@ -809,6 +847,23 @@ def one_path_to_merge() -> None:
 @raises(TypeError, "got Recorder", "one.merge(other)")
 def recorders_in_place_of_paths() -> None:
     merge([run(ForwardMonitor(Mean()))] * 2)
+
+
+@raises(TypeError, "compare needs a recorder or a recording; got 'monday'", "recorders.load(path)")
+def paths_to_compare() -> None:
+    compare(saved("monday"), saved("tuesday"))
+
+
+@raises(TypeError, "findings needs a recorder or a recording; got 'monday'", "recorders.load(path)")
+def a_path_to_find_faults_in() -> None:
+    findings(saved("monday"))
+
+
+@warns("Adam keeps no 'exp_average'", "it keeps ['exp_avg', 'exp_avg_sq', 'step']")
+def a_state_of_the_optimizer_with_a_typo() -> None:
+    net = network()
+    with Recorder(OptimizerStateMonitor(Norm(), "exp_average")).modules(net):
+        train(net, torch.optim.Adam(net.parameters()), batches(1))
 
 
 @raises(ValueError, "backend='excel'", "choose 'pandas' or 'polars'")

@@ -45,7 +45,7 @@ from recorders.recordings.display import cut
 from recorders.recordings.recording import lookup, stands_for_one
 from recorders.schedule.clock import Clock
 from recorders.schedule.meter import Meter
-from recorders.schedule.notices import forget, warn_of_several
+from recorders.schedule.notices import forget, warn_of_several, warn_of_step
 from reducers import Reducer
 from reducers.kernels.cpp import library
 from reducers.kernels.dispatch import troubles
@@ -473,6 +473,7 @@ class Recorder(Results):
 
     def step(self) -> Self:
         """Advances the clock by one step, for training loops without an attached optimizer; returns the recorder."""
+        warn_of_step(self._clock)
         self._clock.advance()
         return self
 

@@ -213,7 +213,7 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
 
 
 _ADVICE = {
-    "no gradient (frozen or unused)": "unless the parameters are frozen, call zero_grad() before the backward, not after it",
+    "no gradient (frozen or unused)": "unless the parameters are frozen, do not call zero_grad() between backward() and step()",
     WRONG_MODE["module", True]: "call net.eval() to evaluate, or tell training by gradients with phase='grad'",
     WRONG_MODE["module", False]: "call net.train() to train, or tell training by gradients with phase='grad'",
     "operand was None": "if it is op_ that returned None, let it return a tensor; otherwise what it watches was not there",

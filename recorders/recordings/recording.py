@@ -342,6 +342,12 @@ def register_writer(write: Callable[..., Path | str]) -> None:
     _writers["save"] = write
 
 
+def check_recorded(recorded: object, where: str) -> None:
+    """Raises `TypeError`, which names `where`, if `recorded` holds no results, as the path of a recording does not."""
+    if not isinstance(recorded, Mapping) or not hasattr(recorded, "snapshot"):
+        raise TypeError(f"{where} needs a recorder or a recording; got {recorded!r:.100}; of a path give recorders.load(path)")
+
+
 def check_alike(a: Subrecording, b: Subrecording) -> Reducer:
     """The reducer of both; raises `MergeError` if they differ, or one is unknown."""
     for part in (a, b):

@@ -52,7 +52,7 @@ class Clock:
 
     Attributes:
         attached: whether an optimizer advances the clock.
-        several: whether the optimizer that was attached last is not the only one that advances it.
+        several: whether more than the optimizer that was attached last is known to advance it: another one, or the user.
         any_due: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
         cadence: one in this many of the steps that a monitor chooses is recorded; 1 without a budget.
 

@@ -15,7 +15,7 @@ from recorders.capture.switching import hook_of
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["forget", "notices", "tell", "warn_of_several", "watch_clock"]
+__all__ = ["forget", "notices", "tell", "warn_of_several", "warn_of_step", "watch_clock"]
 
 notices: list[StandingClock | Forgotten] = []
 """What may have to be told."""
@@ -40,6 +40,17 @@ def warn_of_several() -> None:
         "one of them, or call recorder.clock.detach() first if this one takes the place of the other",
         RecordingWarning,
     )
+
+
+def warn_of_step(clock: Any) -> None:
+    """Warns, once, that `clock` is advanced by hand although an optimizer advances it."""
+    if clock.attached and not clock.several:
+        clock.several = True
+        warn_user(
+            "recorder.step: an optimizer is attached, which advances the clock already, so each training step counts as two; leave "
+            "out recorder.step(), or recorder.attach(optimizer)",
+            RecordingWarning,
+        )
 
 
 def forget(monitors: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from recorders.errors import SelectionError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.display import flat_leaves, listed, shown_name
-from recorders.recordings.recording import Recording
+from recorders.recordings.recording import Recording, check_recorded
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Change", "Comparison", "Reshaped", "compare", "results_by_name"]
@@ -129,7 +129,7 @@ def compare(
         tick: which tick of the timelines to compare; None for the last that both have.
 
     Raises:
-        TypeError: one is a timeline and the other is not.
+        TypeError: one is a timeline and the other is not, or one is neither, such as a path.
         SelectionError: the timelines have no tick in common, or not this one.
 
     >>> from recorders import CallMonitor
@@ -149,6 +149,8 @@ def compare(
     elif isinstance(first, Timeline) or isinstance(second, Timeline):
         raise TypeError("compare needs two recordings or two timelines; got one of each")
     else:
+        for one in (first, second):
+            check_recorded(one, "compare")
         a, b = results_by_name(first), results_by_name(second)
     both = [(order, name) for order, name in enumerate(a) if name in b]
     found = [(order, change) for order, name in both for change in _changes(name, a[name], b[name])]

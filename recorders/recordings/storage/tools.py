@@ -53,9 +53,9 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     {'loss': tensor(3., dtype=torch.float64)}
     """
     found: dict[str, Recording] = {}
-    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if len(several) == 1 and several[0] is paths:
+    if isinstance(paths, (str, os.PathLike)):
         raise TypeError(f"merge({paths!r}): give several paths in a list, as in merge(['monday', 'tuesday'])")
+    several = list(paths)
     if unsaved := [type(path).__name__ for path in several if not isinstance(path, (str, os.PathLike))]:
         raise TypeError(f"merge takes the paths of saved recordings; got {unsaved[0]}: merge what is not saved by one.merge(other)")
     for path in [os.fspath(path) for path in several]:

@@ -9,7 +9,7 @@ from typing import Any
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.report import unexpected
 from recorders.recordings.display import shown_name
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.recording import Recording, Subrecording, check_recorded
 from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules, rank_rules
 from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
@@ -60,7 +60,7 @@ def findings(
         target: the target of `example`, which tells whether the net predicts what comes next, and which cross entropy the loss is.
 
     Raises:
-        TypeError: `example` was given with what is no recorder, or `against` with a timeline.
+        TypeError: `example` was given with what is no recorder, `against` with a timeline, or `recorded` is something else.
         StorageError: what is at the path `against` cannot be read.
 
     >>> import torch
@@ -79,6 +79,7 @@ def findings(
         if against is not None:
             raise TypeError("against= needs a recorder or a recording: a timeline does not hold what good runs are compared by")
         return findings_over_time(recorded)
+    check_recorded(recorded, "findings")
     known, parts = evidence(recorded), recorded.snapshot()
     found = [finding for rule in RULES for finding in rule(known)]
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))

@@ -79,9 +79,16 @@ def health(first: int = 24, every: int = 128) -> Recorder:
         `steps`, [steps, 21], facts of each optimizer step; `inference`, the share of dropouts and the like that were in training
         mode while gradients were off; `loss`, with `spread`, those of `Summary`, and `course`, [steps], each value pushed.
 
+    Raises:
+        TypeError: an argument is no number of steps.
+
     >>> sorted(health().modules(nn.Linear(2, 1)))
     ['gradient', 'inference', 'inputs', 'loss', 'output', 'outputs', 'size', 'steps', 'target', 'update', 'weights']
     """
+    for name, steps in (("first", first), ("every", every)):
+        if not isinstance(steps, int):
+            hint = ": the net goes to presets.health().modules(net)" if isinstance(steps, nn.Module) else ""
+            raise TypeError(f"health: {name} is a number of steps; got {type(steps).__name__}{hint}")
     chosen: dict[str, Any] = {"steps": Early(first, every)}
     output = Product(
         stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite("channels")
