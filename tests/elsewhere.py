@@ -37,9 +37,9 @@ LACKING = {
 
 INSTALLED = {
     *("einops", "filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "networkx", "numpy", "recorders", "reducers"),
-    *("safetensors", "sympy", "torch", "torchgen", "typing_extensions"),
+    *("optree", "safetensors", "sympy", "torch", "torchgen", "typing_extensions"),
 }
-"""What a plain install brings."""
+"""What a plain install brings; and optree, which torch imports if its metadata are there."""
 
 
 class OnlyInstalled(PathFinder):
