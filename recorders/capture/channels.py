@@ -79,8 +79,9 @@ def channel_axes(net: nn.Module) -> dict[int, int]:
 
 def own_axis(module: nn.Module) -> int | None:
     """The axis that the type of the module settles; None if it settles none."""
-    if (format_ := getattr(module, "data_format", None)) in _FORMATS:  # layer norms of ConvNeXt, layers of Keras
-        return _FORMATS[format_]
+    for format_, axis in _FORMATS.items():  # layer norms of ConvNeXt, layers of Keras
+        if getattr(module, "data_format", None) == format_:
+            return axis
     for kind in type(module).__mro__:
         if kind in _axes:
             return _axes[kind]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recorders.capture.contents import all_modules
 from recorders.errors import RecorderError, require
 from recorders.integrations.training import InTraining, Recorded
 from recorders.watch.diagnosis.checkup import OnFinding
@@ -52,6 +53,7 @@ class RecorderCallback(InTraining, require("keras", "keras").callbacks.Callback)
 
     Args:
         recorder: a recorder whose modules are selected; or a function that makes one from the model, called when a training begins.
+            A recorder that was made before also sees the forward by which Keras may build the model.
         on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
             what that needs. "stop" sets `model.stop_training`. `callback.checkup.found` lists what was found.
 
@@ -66,11 +68,13 @@ class RecorderCallback(InTraining, require("keras", "keras").callbacks.Callback)
     def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None) -> None:
         super().__init__(recorder, on_finding)
         self._steps: _StepsOfKeras | None = None
+        self._modes: list[tuple[nn.Module, bool]] = []  # before the validation that goes on
 
     def on_train_begin(self, logs: Any = None) -> None:
         model: Any = self.model
         if not isinstance(model, nn.Module):
             raise RecorderError("the model of Keras is no module of PyTorch: set KERAS_BACKEND=torch before keras is imported")
+        self._end_steps()  # of a fit that raised
         variables: Any = model.trainable_variables
         weights = [variable.value for variable in variables]
         if weights and getattr(model, "optimizer", None) is not None:
@@ -85,8 +89,22 @@ class RecorderCallback(InTraining, require("keras", "keras").callbacks.Callback)
         if self._training.check_alone():
             self.model.stop_training = True
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Keras tells layers of the mode when it calls them, and PyTorch's `eval()` does not reach those that it does not know.
+        self._modes = [(module, module.training) for module in all_modules(self.model)]
+        for module, _ in self._modes:
+            module.training = False
+
+    def on_test_end(self, logs: Any = None) -> None:
+        for module, training in self._modes:
+            module.training = training
+        self._modes = []
+
     def on_train_end(self, logs: Any = None) -> None:
         self._training.end()
+        self._end_steps()
+
+    def _end_steps(self) -> None:
         if self._steps is not None:
             self._steps.end()
-            self._steps = None
+        self._steps = None

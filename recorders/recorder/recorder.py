@@ -252,7 +252,7 @@ class Recorder(Results):
         >>> list(recorder), 0 < recorder["1~1"].peek()["cka"] <= 1
         (['1~1'], tensor(True))
         """
-        found = select_pairs(net_a, net_b, match, Criteria(types, names, None, exclude, depth, leaves, where, strict=False))
+        found = select_pairs(net_a, net_b, match, Criteria(types, names, None, exclude, depth, leaves, where))
         recorder = cls(PairMonitor(reducer, **options))
         recorder._know(net_a)
         with together([net_a, net_b]):

@@ -122,7 +122,8 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
         if samples and not reason and calls > samples + sum(skipped.values()):
             reason = _by_leaf(monitor)
-        if samples and not reason and _is_empty(monitor):
+        nonfinite, empty = _looked_at(monitor)
+        if samples and not reason and empty:
             reason = "every observation was empty, a tensor without elements, so there is no result: look at the batches"
         rows.append(
             ReportRow(
@@ -135,25 +136,19 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
                 monitor.last_error,
                 reason,
                 steps,
-                _nonfinite(monitor),
+                nonfinite,
             )
         )
     return Report(tuple(rows), library.state(), (*troubles(), *missing()))
 
 
-def _nonfinite(monitor: Monitor) -> dict[str, LeftOut]:
+def _looked_at(monitor: Monitor) -> tuple[dict[str, LeftOut], bool]:
+    """What is not finite, by leaf; and whether all states are empty."""
     try:
-        return monitor.snapshot().left_out()
+        found = monitor.snapshot()
+        return found.left_out(), bool(found.states) and not any(found.states.values())
     except Exception:  # what cannot be reduced is told elsewhere
-        return {}
-
-
-def _is_empty(monitor: Monitor) -> bool:
-    try:
-        states = monitor.snapshot().states
-    except Exception:  # what cannot be reduced is told elsewhere
-        return False
-    return bool(states) and not any(states.values())
+        return {}, False
 
 
 def _by_leaf(monitor: Monitor) -> str:
@@ -242,7 +237,7 @@ def _absence(monitor: Monitor) -> str:
         "copy of it was called, which has no hooks"
     )
     if type(monitor.module).__module__ == nn.Dropout.__module__:
-        reason = "its module was never called: fused attention (scaled_dot_product_attention) drops by itself"
+        reason += "; or fused attention (scaled_dot_product_attention) drops in its place"
     if has_compiled():
         reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
     if _forks:

@@ -53,10 +53,12 @@ class Criteria:
     depth: int | None = None
     leaves: bool = False
     where: Callable[[str, nn.Module], bool] | None = None
-    strict: bool = field(default=True, repr=False)  # whether each name to exclude must exist; of two nets it may be in one
 
-    def filter(self, places: list[Place], what: str) -> list[Place]:
-        """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist."""
+    def filter(self, places: list[Place], what: str, *, one_of_two: bool = False) -> list[Place]:
+        """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist.
+
+        Of one of two nets a name that is excluded need not exist: it may be in the other.
+        """
         types = None if self.types is None else _all_of(self.types, "types", (type,), _CLASSES)
         if self.depth is not None and not isinstance(self.depth, int):
             raise TypeError(f"depth={self.depth!r}: give a number of levels below the net")
@@ -67,7 +69,7 @@ class Criteria:
         excluded = _all_of(given, "exclude", (str, re.Pattern, type), f"{_NAMES}, or module classes")
         not_types = tuple(item for item in excluded if isinstance(item, type))
         not_names = [item for item in excluded if not isinstance(item, type)]
-        for pattern in not_names if self.strict else ():
+        for pattern in () if one_of_two else not_names:
             known = [shown_name(name) for place in places for name in place.names]
             if isinstance(pattern, str) and not set("*?[") & set(pattern) and not any(_matches(pattern, name) for name in known):
                 guess = did_you_mean(pattern, known)
@@ -100,7 +102,7 @@ class Criteria:
         return chosen
 
     def _given(self) -> str:
-        given = {name: value for name, value in vars(self).items() if name != "strict" and value is not None and value is not False}
+        given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
         return "(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
 
 
@@ -113,13 +115,15 @@ def _is_called(module: nn.Module) -> bool:
     return not (type(module).__name__.endswith("PackedParams") and type(module).__module__.startswith("torch."))
 
 
-def select_modules(net: nn.Module, criteria: Criteria, *, recursive: bool, prefix: str = "") -> list[Place]:
+def select_modules(
+    net: nn.Module, criteria: Criteria, *, recursive: bool, prefix: str = "", one_of_two: bool = False
+) -> list[Place]:
     """The modules of `net` that satisfy `criteria`: of itself and all below if `recursive`, else of its direct children."""
     places: dict[int, Place] = {}
     for name, module in _walk(_net(net), prefix, recursive):
         if recursive or module is not net:
             _add(places, id(module), Place(name, module))
-    return criteria.filter(list(places.values()), "module")
+    return criteria.filter(list(places.values()), "module", one_of_two=one_of_two)
 
 
 def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -> list[Place]:
@@ -139,7 +143,7 @@ def select_pairs(net_a: nn.Module, net_b: nn.Module, match: Match, criteria: Cri
     selected: list[list[Place]] = []
     for which, net in (("net_a", net_a), ("net_b", net_b)):
         try:
-            selected.append(select_modules(net, criteria, recursive=True))
+            selected.append(select_modules(net, criteria, recursive=True, one_of_two=True))
         except SelectionError as error:
             raise SelectionError(f"pairs: {which}: {error}") from error
     first, second = selected

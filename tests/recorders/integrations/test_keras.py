@@ -21,6 +21,7 @@ from recorders import (
     attached,
     detach_all,
 )
+from recorders.capture.contents import all_modules
 from recorders.errors import RecorderError, SelectionError
 from reducers import Collect, Count, Last, Mean, Norm, PerObservation
 
@@ -73,8 +74,8 @@ class WithTorch(keras.Model):  # type: ignore[misc,name-defined]
         self.inner = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
         self.last = layers.Dense(1)
 
-    def call(self, x: Any) -> Any:
-        return self.last(self.inner(x))
+    def call(self, x: Any, training: bool | None = None) -> Any:  # without it Keras leaves `inner` in training mode
+        return self.last(self.inner(x, training=training))
 
 
 ATTENTION = [
@@ -172,16 +173,60 @@ def test_channels_are_the_last_axis_of_convolutions_of_keras() -> None:
     )
 
 
-def test_validation_is_evaluation_and_a_fit_without_a_recorder_goes_on() -> None:
+@pytest.mark.parametrize("make", NETS)
+def test_validation_is_evaluation(make: Callable[[], Any]) -> None:
+    bare, net, x = built(make), built(make), torch.randn(12, 4).numpy()
+    monitors = {"train": ForwardMonitor(Count(), eval_update=False), "valid": ForwardMonitor(Count(), train_update=False)}
+    callback = RecorderCallback(lambda model: Recorder(**monitors).modules(model))
+    y, valid = x[:, :1], (x[:8], x[:8, :1])
+    for fitted, callbacks in ((bare, []), (net, [callback])):
+        fitted.fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=valid, callbacks=callbacks)
+    found = {row.name: row.samples for row in callback.recorder.report().rows if row.samples}
+    assert {count for name, count in found.items() if name.startswith("train")} == {6}
+    assert {count for name, count in found.items() if name.startswith("valid")} == {4}
+    assert [module.training for module in all_modules(net)] == [module.training for module in all_modules(bare)]
+
+
+def test_the_loss_of_a_batch_is_the_mean_of_the_epoch_so_far() -> None:
     net = built(in_sequence)
-    recorder = Recorder(ForwardMonitor(Count(), eval_update=False)).modules(net, names="a")
+    recorder = Recorder(loss=CallMonitor(Collect()), out=ForwardMonitor(Collect())).modules(net, names="(net)")
+    generator = torch.Generator().manual_seed(0)
+    _, y = torch.randn(16, 4, generator=generator), torch.randn(16, 1, generator=generator)
     fit(net, RecorderCallback(recorder), epochs=1)
-    assert recorder["a"].samples == 4
+    each = (recorder["out"].peek() - y).square().reshape(4, 4).mean(1)
+    torch.testing.assert_close(recorder["loss"].peek(), each.cumsum(0) / torch.arange(1, 5), rtol=1e-5, atol=0, check_dtype=False)
+
+
+def test_a_fit_that_raises_leaves_the_next_one_whole() -> None:
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise KeyError("stop")
+
+    net = built(in_sequence)
+    callback = RecorderCallback(Recorder(ParameterUpdateMonitor(Count(), "kernel")).modules(net, names="a"))
+    with pytest.raises(KeyError):
+        fit(net, callback, Stops())
+    fit(net, callback, epochs=1)
+    assert callback.recorder["a"].samples == callback.recorder.clock.step == 5
     fit(net, epochs=1)
-    assert (recorder["a"].samples, recorder.clock.step) == (4, 4)
+    assert callback.recorder["a"].samples == callback.recorder.clock.step == 5
 
 
-def test_another_backend_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_fit_is_recorded(fresh_compiler: None) -> None:
+    bare, recorded = built(in_sequence), built(in_sequence)
+    for net in (bare, recorded):
+        net.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", jit_compile=True)
+    fit(bare)
+    callback = RecorderCallback(everything)
+    fit(recorded, callback)
+    for mine, theirs in zip(recorded.variables, bare.variables, strict=True):
+        torch.testing.assert_close(mine.value, theirs.value, rtol=1e-5, atol=1e-6)
+    assert {row.samples for row in callback.recorder.report().rows} == {8}
+
+
+def test_another_backend_is_told() -> None:
     callback = RecorderCallback(everything)
     callback.set_model(object())
     with pytest.raises(RecorderError, match="KERAS_BACKEND=torch"):
