@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,24 @@ os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases-each", type=int, metavar="N", help="run at most N cases of each test, the same ones every time")
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Hundreds of cases take minutes, and if one fails others do. CI runs some, spread over their order by a hash of the name."""
+    most = config.getoption("--cases-each")
+    if most is None:
+        return
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    chosen = {id(item) for of in cases.values() for item in sorted(of, key=lambda item: zlib.crc32(item.nodeid.encode()))[:most]}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = [item for item in items if id(item) in chosen]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -57,10 +57,13 @@ def test_every_extra_has_code_behind_it_and_nearly_all_are_in_all() -> None:
     assert set(named[1].split(",")) == extras().keys() - (TOOLS - {"demo"}) - ALONE
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])
-def test_the_quick_subset_is_named_and_its_files_exist(page: str) -> None:
-    assert "@tests/quick.txt" in (ROOT / page).read_text()
-    files = (ROOT / "tests" / "quick.txt").read_text().split()
+@pytest.mark.parametrize(
+    ("page", "subset"),
+    [("README.md", "quick"), *((page, name) for page in ("CONTRIBUTING.md", ".ci/run") for name in ("quick", "interpreted"))],
+)
+def test_a_subset_is_named_and_its_files_exist(page: str, subset: str) -> None:
+    assert f"@tests/{subset}.txt" in (ROOT / page).read_text()
+    files = (ROOT / "tests" / f"{subset}.txt").read_text().split()
     assert files == sorted(set(files))
     assert [name for name in files if not (ROOT / name).is_file()] == []
 

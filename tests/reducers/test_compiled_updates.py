@@ -23,7 +23,7 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_big_observations_by_inductor_give_the_same_results() -> None:
     reducer = Product(summary=Summary("b c ... -> c"), norm=Norm(), top=Max(), active=Activity(), last=Last().premap(torch.abs))
     xs = [drawn(rows, 16, 8, 8) + 3 for rows in (16, 9, 1, 12)]

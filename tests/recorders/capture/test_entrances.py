@@ -445,7 +445,7 @@ def test_another_thread_may_take_updates_off_between_reading_and_gathering(monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every_step", [1, 3])
+@pytest.mark.parametrize("every_step", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_threads_that_train_meet_no_error_if_others_take_recorders_off_and_on(every_step: int) -> None:
     import torch._dynamo  # as optimizers do: Python 3.11 has an error of its own if two threads parse signatures at once
 

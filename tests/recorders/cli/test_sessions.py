@@ -33,7 +33,7 @@ def steps(text: str) -> list[tuple[str, str, int]]:
     return found
 
 
-LONG = {"quickstart", "resume"}  # many processes, each of which imports PyTorch; what they show is tested elsewhere, too
+LONG = {"pipe", "quickstart", "resume", "wrong-path"}  # many processes, each of which imports PyTorch
 
 
 @pytest.mark.parametrize(

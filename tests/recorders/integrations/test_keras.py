@@ -212,7 +212,7 @@ def test_a_fit_that_raises_leaves_the_next_one_whole() -> None:
     assert callback.recorder["a"].samples == callback.recorder.clock.step == 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_fit_is_recorded(fresh_compiler: None) -> None:
     bare, recorded = built(in_sequence), built(in_sequence)

@@ -242,7 +242,7 @@ def test_what_is_there_is_not_built_again(tmp_path: Path, own: Path, monkeypatch
     assert build.build(own) == f"{compiler} failed: error: called"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_what_is_built_is_loaded(tmp_path: Path, own: Path) -> None:
     for path in own.rglob("*.so"):
