@@ -377,6 +377,19 @@ def generating() -> str:
     return "\n".join([*_table(("what is recorded of outputs", "monitors", "eager", "compiled"), rows), "", note])
 
 
+def in_vllm() -> str:
+    """What recording costs an engine of vLLM."""
+    found = _result("vllm_engine")
+    rows = [(row["what"], f"{row['x bare']:.2f}x") for row in found["rows"] if row["what"] != "bare"]
+    bare = next(row["ms a token"]["median"] for row in found["rows"] if row["what"] == "bare")
+    packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    note = (
+        f"Time of a batch of requests, of what the same engine takes without a recorder in turns, {bare:.0f} ms a new token: "
+        f"{found['what']}. {packages}, `enforce_eager=True`. {_machine('vllm_engine')}"
+    )
+    return "\n".join([*_table(("what is recorded of outputs", "cost"), rows), "", note])
+
+
 def streams() -> str:
     """Raw capture beside plain files, for the page about streams."""
     labels = {
@@ -573,7 +586,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "divergence.md": {"costs": divergence_costs},
     ROOT / "docs" / "paper.md": {"figures": headline, "beside": paper},
-    ROOT / "docs" / "generating.md": {"costs": generating},
+    ROOT / "docs" / "generating.md": {"costs": generating, "vllm": in_vllm},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
     ROOT / "docs" / "speed.md": {

@@ -52,11 +52,11 @@ from recorders.recordings.storage.load import load
 from recorders.recordings.storage.save import save
 from recorders.recordings.storage.tools import merge, repair, verify
 from recorders.schedule.clock import Clock
-from recorders.streams.dataset import StreamDataset
-from recorders.streams.stream import Stream
 from reducers import __version__ as __version__
 
 if TYPE_CHECKING:
+    from recorders.streams.dataset import StreamDataset
+    from recorders.streams.stream import Stream
     from recorders.watch import calibration, lenses, presets, visualizers
     from recorders.watch.compare import compare
     from recorders.watch.diagnosis.checkup import Checkup
@@ -154,12 +154,14 @@ __all__ = [
     "visualizers",
 ]
 
-_WATCHING = {
+_LATER = {
     "Checkup": "recorders.watch.diagnosis.checkup",
     "Divergence": "recorders.watch.divergence.result",
     "Inspector": "recorders.watch.inspector",
     "Learned": "recorders.watch.diagnosis.learned",
     "RunDivergence": "recorders.watch.divergence.runs.answer",
+    "Stream": "recorders.streams.stream",
+    "StreamDataset": "recorders.streams.dataset",
     "Timeline": "recorders.watch.timeline",
     "bisect": "recorders.watch.divergence.bisecting",
     "bisect_steps": "recorders.watch.divergence.runs.steps",
@@ -175,13 +177,13 @@ _WATCHING = {
     "replay": "recorders.watch.replay",
     "visualizers": "recorders.watch.visualizers",
 }
-"""Where the names are that watch and compare trainings: a third of the package, which loads when the first of them is asked for."""
+"""Where the names are of streams, and of what watches and compares trainings: they load when one of them is asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WATCHING:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_WATCHING[name])
+    module = import_module(_LATER[name])
     found = module if name in ("calibration", "lenses", "presets", "visualizers") else getattr(module, name)
     globals()[name] = found
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,8 +23,8 @@ NOWHERE = -1
 class RecorderExtension:
     """What vLLM mixes into its workers: `LLM(..., worker_extension_cls="recorders.integrations.vllm.RecorderExtension")`.
 
-    Its methods are called in each worker by `llm.collective_rpc("start_recording", args=("package.module.function",))`. Written
-    against the interface of vLLM 0.33.
+    Its methods are called in each worker by `llm.collective_rpc("start_recording", args=("package.module.function",))`. They
+    were tried in an engine of vLLM 0.32 on a CPU, and beside the Python parts of 0.33.
 
     vLLM joins the tokens of all requests along one axis: a layer returns (tokens, features). Some rows are padding, and some
     forwards warm up and compute no request. Monitors may take these by `given=`, each of shape (tokens,):
@@ -133,25 +134,30 @@ class _Forwards:
             self.recorder.clock.advance()
 
     def _tell(self, kwargs: dict[str, Any]) -> None:
-        context, positions = self._context(), kwargs["positions"]
-        positions = positions[0] if positions.ndim == 2 else positions  # of images and text: the first axis is time
-        values = _values(context, positions)
-        self._given.enter_context(self.recorder.given(**{name: value for name, value in values.items() if name in self._wanted}))
+        if self._wanted:
+            positions = kwargs["positions"]
+            positions = positions[0] if positions.ndim == 2 else positions  # of images and text: the first axis is time
+            self._given.enter_context(self.recorder.given(**_values(self._context(), positions, self._wanted)))
 
 
-def _values(context: Any, positions: Tensor) -> dict[str, Tensor]:
-    """What can be given of a forward. vLLM writes into its own tensors again at the next one, so all of these are new."""
+def _values(context: Any, positions: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+    """What is wanted of what is known of a forward. All of it is new, as vLLM writes into its own tensors again at the next one."""
     metadata, rows = context.attn_metadata, positions.shape[0]
-    real = torch.ones_like(positions, dtype=torch.bool) if context.is_padding is None else ~context.is_padding[:rows]
     if metadata is None:  # a forward that warms up
-        none = torch.full_like(positions, NOWHERE)
-        return {"mask": torch.zeros_like(real), "position": none, "phase": none}
-    values = {"mask": real, "position": positions.masked_fill(~real, NOWHERE)}
-    starts = getattr(next(iter(metadata.values()), None), "query_start_loc", None) if isinstance(metadata, dict) else None
-    if starts is not None:
-        request = torch.searchsorted(
-            starts[1:].contiguous(), torch.arange(rows, device=starts.device, dtype=starts.dtype), right=True
-        )
-        lengths = starts.diff()[request.clamp(max=len(starts) - 2)]
-        values["phase"] = (lengths == 1).long().masked_fill(~real, NOWHERE)
+        mask = torch.zeros_like(positions, dtype=torch.bool)
+    elif context.is_padding is None:
+        mask = torch.ones_like(positions, dtype=torch.bool)
+    else:
+        mask = ~context.is_padding[:rows]
+    values = {"mask": mask} if "mask" in wanted else {}
+    if "position" in wanted:
+        values["position"] = positions.masked_fill(~mask, NOWHERE)
+    if "phase" in wanted:
+        starts = getattr(next(iter(metadata.values()), None), "query_start_loc", None) if isinstance(metadata, dict) else None
+        if metadata is None:
+            values["phase"] = torch.full_like(positions, NOWHERE)
+        elif starts is not None:
+            ends, numbers = starts[1:].contiguous(), torch.arange(rows, device=starts.device, dtype=starts.dtype)
+            lengths = starts.diff()[torch.searchsorted(ends, numbers, right=True).clamp(max=len(starts) - 2)]
+            values["phase"] = (lengths == 1).long().masked_fill(~mask, NOWHERE)
     return values

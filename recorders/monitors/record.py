@@ -312,11 +312,8 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor was changed in place; empty if one is of inference mode, in which PyTorch does not count."""
-    try:
-        return [x._version for x in tensors]
-    except RuntimeError:
-        return []
+    """How often each tensor was changed in place, but those of inference mode, in which PyTorch does not count."""
+    return [x._version for x in tensors if not x.is_inference()]
 
 
 def _decided(answer: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Recording within workers of vLLM.
+"""Recording within workers of vLLM. `test_vllm_engine.py` runs an engine, where one is installed.
 
-The wheel of vLLM has no kernels for CPUs, so no engine runs here. `Forwards` makes forwards of a model as `GPUModelRunner` of vLLM
-0.33 does. If the Python parts of vLLM can be imported, the context of a forward is theirs, and so is what mixes the extension into
-a worker and calls it; the context is also tested as it is written here after theirs.
+`Forwards` makes forwards of a model as `GPUModelRunner` of vLLM 0.33 does. If the Python parts of vLLM can be imported, the context
+of a forward is theirs, and so is what mixes the extension into a worker and calls it; the context is also tested as it is written
+here after theirs.
 """
 
 from __future__ import annotations
