@@ -274,6 +274,7 @@ def test_tensor_parallel_workers_save_what_one_would(forwards: Forwards, pair: W
         torch.testing.assert_close(together, expected[f"{name}.up"], **close)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # that vLLM raises while it is imported
 def test_vllm_itself_mixes_it_into_its_worker_and_calls_it_by_name() -> None:
     base = pytest.importorskip("vllm.v1.worker.worker_base", exc_type=ImportError)
     serial = pytest.importorskip("vllm.v1.serial_utils", exc_type=ImportError)
