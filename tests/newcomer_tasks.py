@@ -195,7 +195,7 @@ recorder.save(f"part-{rank}")
 def statistics_of_two_processes() -> tuple[Any, Any]:
     path = f"import sys; sys.path[:0] = {sys.path!r}\n"
     runs = [subprocess.Popen([sys.executable, "-c", path + _PROCESS, rank]) for rank in ("0", "1")]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    assert [run.wait(timeout=300) for run in runs] == [0, 0]
     found = merge(["part-0", "part-1"])["0"].peek()
     want = outputs(network()[0], batches())
     return (found["mean"], found["var"]), (want.mean(), want.var())

@@ -45,7 +45,7 @@ def kill_and_check(folder: Path, rounds: int) -> None:
     path, log = folder / "run.db", folder / "acknowledged"
     command = [sys.executable, "-W", "ignore", "-c", ROUND, str(path), str(log), str(rounds), str(NAMES)]
     done = subprocess.run(
-        command, check=True, timeout=30 + 2 * rounds, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        command, check=True, timeout=300 + 2 * rounds, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout.count("killed") == rounds
     acknowledged = [int(tick) for tick in log.read_text().split()]

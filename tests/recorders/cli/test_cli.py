@@ -26,7 +26,7 @@ def recorders(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comp
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -561,7 +561,7 @@ class TestFolder:
             "part = Subrecording(Sum(), {'': Sum().update({}, torch.ones(3))})\n"
             "atexit.register(Recording({'a': part, 'b': part, 'c': part}).save, sys.argv[1])\n"
         )
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=True, cwd=ROOT, timeout=60)
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=True, cwd=ROOT, timeout=300)
         assert load(tmp_path / "run")["c"].peek().item() == 3.0
 
 

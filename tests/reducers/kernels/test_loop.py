@@ -357,4 +357,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.slow
 def test_a_forked_process_of_one_thread_reads_by_the_loop() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
-    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split() == ["0"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.split() == ["0"]
