@@ -37,31 +37,33 @@ def layers(model: nn.Module, monitor: ForwardMonitor, names: str) -> Recorder:
 
 
 def one(model: nn.Module) -> Recorder:
-    """`Summary` of one layer."""
     return layers(model, ForwardMonitor(Summary("t d -> d"), op_=hidden), "model.layers.4")
 
 
 def mean(model: nn.Module) -> Recorder:
-    """`Mean` of all layers, per feature."""
     return layers(model, ForwardMonitor(Mean("t d -> d"), op_=hidden), "model.layers.*")
 
 
 def summary(model: nn.Module) -> Recorder:
-    """`Summary` of all layers, per feature."""
     return layers(model, ForwardMonitor(Summary("t d -> d"), op_=hidden), "model.layers.*")
 
 
 def masked(model: nn.Module) -> Recorder:
-    """`Masked(Summary)` of all layers, per feature."""
     return layers(model, ForwardMonitor(Masked(Summary("t d -> d")), op_=hidden, given="mask"), "model.layers.*")
 
 
 def sampled(model: nn.Module) -> Recorder:
-    """`Masked(Summary)` of all layers, every 16th forward."""
     return layers(model, ForwardMonitor(Masked(Summary("t d -> d")), op_=hidden, given="mask", every_step=16), "model.layers.*")
 
 
-WHAT = (one, mean, summary, masked, sampled)
+WHAT = {
+    "`Summary` of one layer": one,
+    "`Mean` of all layers, per feature": mean,
+    "`Summary` of all layers, per feature": summary,
+    "`Masked(Summary)` of all layers, per feature": masked,
+    "`Masked(Summary)` of all layers, every 16th forward": sampled,
+}
+"""What makes a recorder, by what it records; workers find the functions by their names."""
 
 
 def seconds(engine: Any) -> float:
@@ -93,12 +95,12 @@ def main() -> None:
             worker_extension_cls=f"{RecorderExtension.__module__}.{RecorderExtension.__qualname__}",
         )  # fmt: skip
         seconds(engine)
-        times: dict[str, list[float]] = {BARE: [], **{str(make.__doc__).rstrip("."): [] for make in WHAT}}
+        times: dict[str, list[float]] = {name: [] for name in (BARE, *WHAT)}
         for _ in range(TURNS):
             times[BARE].append(seconds(engine))
-            for make in WHAT:
+            for name, make in WHAT.items():
                 engine.collective_rpc("start_recording", args=(f"vllm_engine.{make.__name__}",))
-                times[str(make.__doc__).rstrip(".")].append(seconds(engine))
+                times[name].append(seconds(engine))
                 engine.collective_rpc("stop_recording")
         engine.llm_engine.engine_core.shutdown()
     found = []

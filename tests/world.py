@@ -20,7 +20,7 @@ __all__ = ["SIZE", "Place", "Raised", "World", "alike", "returned"]
 
 SIZE = 3
 SECONDS = 240
-"""No collective waits longer, and no test unless it compiles; a healthy rank answers within milliseconds."""
+"""No collective waits longer, and no test unless it compiles; a healthy rank needs milliseconds, but machines may be busy."""
 
 Place = tuple[int, Any]
 """What a scenario is told: its rank, and the group it is to sync with."""

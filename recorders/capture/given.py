@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recorders._torch import graph_task
-from recorders.capture.operands import as_operand, plain
+from recorders.capture.operands import as_operand, change_count, plain
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
@@ -33,7 +33,7 @@ class Given(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether it was changed in place since it was kept."""
-        return self.version is not None and self.version != _version(self.value)
+        return self.version is not None and self.version != change_count(self.value)
 
 
 class BatchContext:
@@ -127,7 +127,7 @@ def keep(monitor: Any) -> Block:
     """Returns what is given to the monitor at this forward, for its gradient."""
     block = _at_forward()
     found = block.given.get(monitor.context, {})
-    mine = {name: Given(found[name].value, _version(found[name].value)) for name in monitor.given if name in found}
+    mine = {name: Given(found[name].value, change_count(found[name].value)) for name in monitor.given if name in found}
     return Block({monitor.context: mine}, block.fault, block)
 
 
@@ -157,10 +157,6 @@ def number_of(block: Block) -> Tensor:
 def block_of(number: Tensor) -> Block:
     """Returns the block of a number."""
     return _numbered.get(int(number), _LOST)
-
-
-def _version(value: Tensor) -> int:
-    return 0 if value.is_inference() else value._version
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:

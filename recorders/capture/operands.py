@@ -19,6 +19,7 @@ __all__ = [
     "TRACED",
     "as_operand",
     "as_operands",
+    "change_count",
     "detached",
     "is_spread",
     "items",
@@ -187,6 +188,11 @@ def transient(tensor: Tensor) -> bool:
     if tensor.is_meta or inside_transform() or is_batched(tensor):
         return True
     return type(tensor) is not Tensor and is_fake(tensor)
+
+
+def change_count(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; 0 of one made in inference mode, for which PyTorch raises an error instead."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def why_no_numbers(tensors: Iterable[Tensor]) -> str:

@@ -18,6 +18,7 @@ from recorders.capture.given import BatchContext, current
 from recorders.capture.layouts import PlacementInfo, even_part, in_use, layout_of
 from recorders.capture.operands import (
     as_operands,
+    change_count,
     detached,
     is_spread,
     leaves,
@@ -291,11 +292,11 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
             spread = filter(is_spread, tensors)
             passed = [(plain(x), PlacementInfo.of([x], positional=monitor.buffer.positional)) for x in spread]
         operands = tuple(map(detached, operands))
-        before = _versions(tensors)
+        before = [change_count(x) for x in tensors]
         if monitor.filter_ is not None and not _decided(call(monitor.filter_, operands, monitor)):
             raise NothingToRecordError("filtered out")
         inputs = monitor._inputs(operands)
-        if _versions(tensors) != before:
+        if [change_count(x) for x in tensors] != before:
             raise OperandError(
                 "filter_, map_ or op_ changed a tensor of the training in place, as x.abs_() does: return a new one, as x.abs() "
                 "does, or change a clone of it"
@@ -309,11 +310,6 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
     store(monitor, inputs, _unchanged(inputs, passed) if passed else NOTHING, made_of=made_of)
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor was changed in place, but those of inference mode, in which PyTorch does not count."""
-    return [x._version for x in tensors if not x.is_inference()]
 
 
 def _decided(answer: Any) -> Any:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,26 @@ def test_states_made_in_inference_mode_stay_usable_outside() -> None:
     for value in monitor.state.values():
         assert not value.is_inference()
         value.clone().requires_grad_(value.is_floating_point())
+
+
+def test_in_inference_mode_no_error_is_raised_and_caught_at_each_call() -> None:
+    """PyTorch raises one if it is asked how often a tensor was changed there, and to raise it takes longer than to record."""
+    layer, raised = nn.Linear(3, 2), []
+    monitor = ForwardMonitor(Mean(), layer, op_=lambda output, inputs: output + 1)
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "exception" and issubclass(argument[0], RuntimeError):
+            raised.append(argument[1])
+        return trace
+
+    with torch.inference_mode():
+        x, before = torch.ones(2, 3), sys.gettrace()
+        sys.settrace(trace)
+        try:
+            layer(x)
+        finally:
+            sys.settrace(before)
+    assert (monitor.samples, raised) == (1, [])
 
 
 def test_autocast_does_not_reach_into_a_state() -> None:
