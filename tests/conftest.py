@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,8 +27,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and 
     torch.set_num_threads(1)
 
 
+BEGIN = pytest.StashKey[float]()  # of the first test of this process
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases-each", type=int, metavar="N", help="run at most N cases of each test, the same ones every time")
+    parser.addoption("--seconds", type=float, metavar="N", help="skip tests that would begin N seconds after the first or later")
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
@@ -42,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {id(item) for of in cases.values() for item in sorted(of, key=lambda item: zlib.crc32(item.nodeid.encode()))[:most]}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = [item for item in items if id(item) in chosen]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seconds = item.config.getoption("--seconds")
+    if seconds is not None and time.monotonic() > item.config.stash.setdefault(BEGIN, time.monotonic()) + seconds:
+        pytest.skip(f"the {seconds:g} seconds that this run may take are over")
 
 
 def pytest_configure(config: pytest.Config) -> None:
