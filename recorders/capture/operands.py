@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -81,6 +81,8 @@ def detached(value: Any) -> Any:
 
     So a callable cannot make ranks communicate in a hook.
     """
+    if type(value) is Tensor:  # as nearly always
+        return value.detach()
     return mapped(value, lambda tensor: plain(tensor) if is_spread(tensor) else tensor.detach())
 
 
@@ -143,7 +145,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def is_spread(tensor: Tensor) -> bool:
     """Whether this is a DTensor, told without the import of its module, which takes a second."""
-    return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+    return type(tensor) is not Tensor and hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
 
 
 def symbolic(value: Any) -> bool:
@@ -185,9 +187,11 @@ def as_operands(value: Any) -> Any:
 
 def transient(tensor: Tensor) -> bool:
     """Whether a tensor has no values of its own: meta and fake tensors, and tensors inside vmap, grad and functionalisation."""
-    if tensor.is_meta or inside_transform() or is_batched(tensor):
-        return True
-    return type(tensor) is not Tensor and is_fake(tensor)
+    return inside_transform() or _without_values(tensor)
+
+
+def _without_values(tensor: Tensor) -> bool:
+    return tensor.is_meta or is_batched(tensor) or (type(tensor) is not Tensor and is_fake(tensor))
 
 
 def change_count(tensor: Tensor) -> int:
@@ -195,11 +199,12 @@ def change_count(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def why_no_numbers(tensors: Iterable[Tensor]) -> str:
+def why_no_numbers(tensors: Collection[Tensor]) -> str:
     """Returns the reason why these tensors cannot be recorded; "" if they can."""
     if tracing():
         return TRACED
-    return "not a real tensor (meta, fake, vmap or grad)" if any(map(transient, tensors)) else ""
+    unreal = tensors and (inside_transform() or any(map(_without_values, tensors)))
+    return "not a real tensor (meta, fake, vmap or grad)" if unreal else ""
 
 
 def recomputing() -> bool:

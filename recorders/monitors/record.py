@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -217,7 +217,7 @@ class Observer:
 
     def _take(self, call: Call, path: str, info: PlacementInfo | None) -> None:
         if not (self.as_seen or self.of_module or self.dry_run):  # what a kind computes must be part of no program that is traced
-            check_numbers(tensor for seen in call.seen for _, tensor in leaves(seen))
+            check_numbers([tensor for seen in call.seen for _, tensor in leaves(seen)])
         call.operands = checked_operands(self, self.operands(call))
         reduce(self, call.operands, path, info)
 
@@ -286,17 +286,18 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
         tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
             check_numbers(tensors)
-        known = PlacementInfo.of(tensors) if info is None else info
-        made_of = known.made_of(layout_of(monitor.module, monitor.side), monitor.buffer.shared)
-        if made_of is not None and info is None and not monitor.dry_run:
-            spread = filter(is_spread, tensors)
-            passed = [(plain(x), PlacementInfo.of([x], positional=monitor.buffer.positional)) for x in spread]
+        if info is not None or in_use() or any(map(is_spread, tensors)):
+            known = PlacementInfo.of(tensors) if info is None else info
+            made_of = known.made_of(layout_of(monitor.module, monitor.side), monitor.buffer.shared)
+            if made_of is not None and info is None and not monitor.dry_run:
+                spread = filter(is_spread, tensors)
+                passed = [(plain(x), PlacementInfo.of([x], positional=monitor.buffer.positional)) for x in spread]
         operands = tuple(map(detached, operands))
-        before = [change_count(x) for x in tensors]
+        before = list(map(change_count, tensors))
         if monitor.filter_ is not None and not _decided(call(monitor.filter_, operands, monitor)):
             raise NothingToRecordError("filtered out")
         inputs = monitor._inputs(operands)
-        if [change_count(x) for x in tensors] != before:
+        if list(map(change_count, tensors)) != before:
             raise OperandError(
                 "filter_, map_ or op_ changed a tensor of the training in place, as x.abs_() does: return a new one, as x.abs() "
                 "does, or change a clone of it"
@@ -388,7 +389,7 @@ def checked_operands(kind: Observer, operands: Any) -> tuple[Any, ...]:
     return operands
 
 
-def check_numbers(tensors: Iterable[Tensor]) -> None:
+def check_numbers(tensors: Collection[Tensor]) -> None:
     """Raises `NothingToRecordError` if one of the tensors holds no numbers, as while a program is traced."""
     if reason := why_no_numbers(tensors):
         raise NothingToRecordError(reason)
@@ -403,6 +404,8 @@ def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
     """
     if monitor.map_ is not None:
         mapped = call(monitor.map_, operands, monitor)
+        if type(mapped) is Tensor:  # as nearly always
+            return {"": (plain_or_spread(mapped),)}
         mapped = (mapped,) if isinstance(mapped, Tensor) else mapped
         if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
             raise OperandError(
