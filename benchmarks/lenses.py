@@ -42,7 +42,7 @@ def training(lens: Callable[[], lenses.Lens] | None) -> Callable[[], Any]:
     net = nn.Sequential(*(module for _ in range(20) for module in (nn.Linear(32, 32), nn.ReLU())))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     batch = torch.randn(16, 32)
-    inspector = None if lens is None else Inspector(lens(), net=net)
+    inspector = None if lens is None else Inspector(net, lens())
 
     def steps() -> Any:
         for _ in range(STEPS):

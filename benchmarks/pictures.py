@@ -81,7 +81,7 @@ def trained(visualizer: visualizers.Visualizer | None, rate: float, depth: int =
     images, labels = torch.as_tensor(digits.data, dtype=torch.float32) / 16, torch.as_tensor(digits.target)
     net = network(depth)
     optimizer = torch.optim.Adam(net.parameters(), rate)
-    inspector = Inspector(WATCHED, visualizer, net=net, optimizer=optimizer)
+    inspector = Inspector(net, WATCHED, show=visualizer, optimizer=optimizer)
     for _ in inspector.range(EPOCHS, progress=progress):
         for batch in torch.randperm(1500).split(100):
             loss = nn.functional.cross_entropy(net(images[batch]), labels[batch])

@@ -115,7 +115,7 @@ def examine(fault: str) -> tuple[Findings, Findings]:
     if fault == "saturated":
         chosen.append(lenses.Saturation())  # which watches nothing in the nets with ReLU
     optimizer = torch.optim.Adam(net.parameters(), lr=rate)
-    with recorder, Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+    with recorder, Inspector(net, chosen, optimizer=optimizer) as inspector:
         for _ in inspector.range(EPOCHS):
             for _ in range(STEPS):
                 batch = torch.randint(len(labels), (BATCH,))

@@ -41,7 +41,7 @@ def main(folder: Path, epochs: int = 15) -> list[Path]:
     ]
     figures = MatplotlibVisualizer()
     folder.mkdir(parents=True, exist_ok=True)
-    with Inspector(lenses, figures, net=net, timeline=folder / "run.db") as inspector:
+    with Inspector(net, lenses, show=figures, timeline=folder / "run.db") as inspector:
         for _ in inspector.iter(range(epochs)):
             net.train()
             for batch in train[torch.randperm(len(train))].split(64):

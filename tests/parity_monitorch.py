@@ -67,7 +67,7 @@ def watch_both(
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in nets]
     kept = Kept()
     their = inspectors.PyTorchInspector(list(theirs(optimizers[0])), visualizer=kept, module=nets[0])
-    our = Inspector(ours, net=nets[1])
+    our = Inspector(nets[1], ours)
     for epoch in batches:
         for net, optimizer in zip(nets, optimizers, strict=True):
             run_epoch(net, optimizer, epoch)

@@ -26,6 +26,9 @@ from recorders.watch.visualizers.choice import Visualizers
 
 __all__ = ["Inspector"]
 
+DEFAULT = ("ParameterGradientGeometry", "UpdateRatio", "NonFinite")
+"""Lenses that say something of any net that is trained."""
+
 _Item = TypeVar("_Item")
 
 
@@ -36,10 +39,11 @@ class Inspector:
     recorded in evaluation have titles that end in "in Evaluation".
 
     Args:
+        net: the network to attach to at once; without one, call `attach`.
         lenses: one or several; or their names, also those by which other packages offer lenses (entry points `recorders.lenses`).
-        visualizer: "text", "matplotlib", "html:report.html", "tensorboard:runs/x", "wandb:project", an object with
+            The default ones show norms of gradients, how large updates are, and NaN and infinity.
+        show: "text", "matplotlib", "html:report.html", "tensorboard:runs/x", "trackio:project", "wandb:project", an object with
             `show(tick, charts)`, or several of these; None shows nothing.
-        net: the network to attach to at once.
         depth: watch the modules at this level below the network (its children are level 1), and leaves above it; None for all
             leaves.
         active: the epochs in which lenses record: a number n for every n-th epoch from 0 on, or a function of the epoch. In other
@@ -60,13 +64,14 @@ class Inspector:
         clock: the clock that all lenses share; it goes on across epochs and networks.
 
     Raises:
-        LensError: two charts have the same title, the visualizer is unknown, or a number is out of range.
+        LensError: two charts have the same title, no visualizer has that name, or a number is out of range.
+        TargetError: `net` is not a module.
         TypeError: `optimizer` is not an optimizer.
 
     >>> import torch
     >>> from recorders.watch.lenses import OutputGradientGeometry
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
-    >>> with Inspector(OutputGradientGeometry(), net=net) as inspector:
+    >>> with Inspector(net, OutputGradientGeometry()) as inspector:
     ...     for epoch in inspector.range(3):
     ...         loss = net(torch.ones(8, 4)).square().mean()
     ...         loss.backward()
@@ -77,10 +82,10 @@ class Inspector:
 
     def __init__(
         self,
-        lenses: str | Lens | Iterable[str | Lens],
-        visualizer: Visualizers = None,
-        *,
         net: nn.Module | None = None,
+        lenses: str | Lens | Iterable[str | Lens] = DEFAULT,
+        *,
+        show: Visualizers = None,
         depth: int | None = None,
         active: int | Callable[[int], bool] = 1,
         timeline: Timeline | str | os.PathLike[str] | None = None,
@@ -90,6 +95,11 @@ class Inspector:
         non_train_loss_str: str = "eval",
         master_rank: int | None = 0,
     ) -> None:
+        if net is not None and not isinstance(net, nn.Module):
+            raise TargetError(
+                f"Inspector(net, lenses): the network comes first, and this is a {type(net).__name__}: {net!r:.100}. For lenses "
+                "without a network, write Inspector(lenses=...)"
+            )
         self.lenses = complete(lenses)
         if depth is not None and depth < 0:
             raise LensError(f"Inspector(depth={depth}): a depth is 0 for the network itself, 1 for its children, and so on")
@@ -98,7 +108,7 @@ class Inspector:
         if not isinstance(every_step, int) or every_step < 1:
             raise LensError(f"Inspector(every_step={every_step!r}): give every how many steps, at least 1")
         self.every_step, self.clock = every_step, Clock()
-        self._showing = Showing(as_visualizers(visualizer))
+        self._showing = Showing(as_visualizers(show))
         self.depth, self._counting = depth, False
         self._ranks = Ranks(master_rank)
         written = timeline if self._ranks.shows else None
@@ -314,7 +324,9 @@ class Inspector:
 
     def __repr__(self) -> str:
         lenses = ", ".join(lens.name for lens in self.lenses)
-        return f"Inspector([{lenses}], timeline={self.timeline!r}): epoch {self.epoch}, {'at' if self.attached else 'de'}tached"
+        return (
+            f"Inspector(lenses=[{lenses}], timeline={self.timeline!r}): epoch {self.epoch}, {'at' if self.attached else 'de'}tached"
+        )
 
     def _set_hooks(self) -> None:
         """Puts hooks on in active epochs and takes them off in others."""

@@ -16,7 +16,7 @@ from recorders.watch.visualizers.visualizer import finish
 __all__ = ["as_of", "replay"]
 
 
-def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
+def replay(timeline: Timeline | str | os.PathLike[str], show: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
     """Shows a recorded timeline, tick after tick, as during the training.
 
     At each tick, a visualizer gets the numbers of this tick and of all before it. The charts have the layers that they had at the
@@ -24,7 +24,7 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
 
     Args:
         timeline: for example "run.db".
-        visualizer: one or several, as for `Inspector`.
+        show: a visualizer or several, as for `Inspector`.
         charts: what to show; None for the charts that the inspector wrote into the timeline.
 
     Raises:
@@ -34,7 +34,7 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
     >>> import sys
     >>> from recorders import Inspector
     >>> from recorders.watch.visualizers import TextVisualizer
-    >>> inspector = Inspector([])
+    >>> inspector = Inspector(lenses=[])
     >>> for epoch in inspector.range(2):
     ...     inspector.push_loss(1 / (1 + epoch))
     >>> replay(inspector.timeline, TextVisualizer(sys.stdout, width=60))  # doctest: +ELLIPSIS
@@ -46,7 +46,7 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
     source = timeline if isinstance(timeline, Timeline) else Timeline(timeline, read_only=True)
     if not (views := charts_of(source) if charts is None else list(charts)):
         raise LensError(f"{source.path} holds no charts: give charts=[ChartView(Chart(...), timeline, layers)]")
-    shown, past = as_visualizers(visualizer), _Past(source)
+    shown, past = as_visualizers(show), _Past(source)
     views = [replace(view, timeline=past) for view in views]
     for tick in source.ticks():
         past.until(tick)

@@ -34,7 +34,7 @@ def train(axis, folder, kills):
     chosen = Lens("Chosen", (Chart("Chosen", ("out",)),), {{"out": ForwardMonitor(Mean(), steps=range(3, 30, 4))}})
     watching = [lenses.OutputGradientGeometry(), lenses.UpdateRatio(), lenses.ParameterUpdateGeometry(inplace=False),
                 lenses.OutputActivation(record_eval=True), lenses.DeadUnits(), lenses.GradientNoise(), chosen]
-    inspector = Inspector(watching, f"html:{{folder}}/report.html", net=net, optimizer=optimizer, every_step=3, active=2,
+    inspector = Inspector(net, watching, show=f"html:{{folder}}/report.html", optimizer=optimizer, every_step=3, active=2,
                           timeline=os.path.join(folder, "run.db"))
     start = 0
     if os.path.exists(checkpoint):
@@ -114,7 +114,7 @@ def test_a_replay_fills_a_board_that_a_kill_left_behind(tmp_path: Path) -> None:
     script = f"""
 import os, signal
 from recorders import Inspector
-inspector = Inspector([], "tensorboard:{tmp_path / "board"}", timeline="{tmp_path / "run.db"}")
+inspector = Inspector(lenses=[], show="tensorboard:{tmp_path / "board"}", timeline="{tmp_path / "run.db"}")
 for epoch in inspector.range(4):
     inspector.push_loss(float(epoch))
     if epoch == 3:

@@ -204,7 +204,7 @@ def test_losses_of_a_module_and_pushed_ones(seed: int, from_grad: bool, inplace:
     module.set_loss_strs("train_loss", "val_loss")
     gatherer.FeedForwardGatherer(loss_fn, [module], "loss", state)
     lens = LossMetrics(loss_fn, evaluation_from_grad=from_grad, loss_fn_inplace=inplace)
-    inspector = Inspector(lens, net=nn.Linear(1, 1), train_loss_str="train_loss", non_train_loss_str="val_loss")
+    inspector = Inspector(nn.Linear(1, 1), lens, train_loss_str="train_loss", non_train_loss_str="val_loss")
     call = CallMonitor(SPREAD if inplace else Collect())
     for training, gradients in ((True, True), (True, False), (False, True), (False, False), (True, True)):
         loss_fn.train(training)

@@ -149,7 +149,7 @@ def test_what_users_write_themselves(seed: int) -> None:
     there = inspectors.PyTorchInspector([InputPeak()], visualizer=listed, module=net)
     chart = Chart("Input Peak", ("input",), ranges=None)
     ours = Lens("InputPeak", (chart,), {"input": InputMonitor(Peak())}, where=lambda name, module: isinstance(module, nn.Linear))
-    here = Inspector(ours, mine, net=net)
+    here = Inspector(net, ours, show=mine)
     for _ in range(3):
         for size in (5, 5, 2):
             net(torch.randn(size, 4, dtype=torch.float64))

@@ -32,7 +32,7 @@ def both(net: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Kept, Inspecto
     there = inspectors.PyTorchInspector(
         [theirs.LossMetrics(metrics=["accuracy"]), theirs.OutputNorm()], visualizer=kept, module=net
     )
-    return there, kept, Inspector([lenses.LossMetrics(), lenses.OutputNorm()], net=net)
+    return there, kept, Inspector(net, [lenses.LossMetrics(), lenses.OutputNorm()])
 
 
 @pytest.mark.row("PyTorchInspector(lenses, module, visualizer)", "LossMetrics", "push_loss, push_metric")
@@ -51,7 +51,7 @@ def test_losses_and_metrics(seed: int, separate: bool, running: bool) -> None:
     kept = Kept()
     lens = theirs.LossMetrics(**options, metrics_line=("mean", "max"), metrics_range="std")
     there = inspectors.PyTorchInspector([lens], visualizer=kept, module=network())
-    here = Inspector(lenses.LossMetrics(**options, metrics_range="std"), net=network())
+    here = Inspector(network(), lenses.LossMetrics(**options, metrics_range="std"))
     for epoch in range(3):
         for value in torch.rand(5).tolist():
             for inspector in (there, here):
@@ -85,7 +85,7 @@ def test_names_of_losses() -> None:
     names: Any = {"train_loss_str": "learn", "non_train_loss_str": "test"}
     kept, lens = Kept(), theirs.LossMetrics()
     there = inspectors.PyTorchInspector([lens], visualizer=kept, module=network(), **names)
-    here = Inspector(lenses.LossMetrics(), net=network(), **names)
+    here = Inspector(network(), lenses.LossMetrics(), **names)
     for inspector in (there, here):
         inspector.push_loss(2.0, train=True)
         inspector.push_loss(3.0, train=False)
@@ -93,7 +93,7 @@ def test_names_of_losses() -> None:
     assert kept.lines[1]["Loss"]["Loss"] == {"learn mean": 2.0, "test mean": 3.0}
     assert {name: row["mean"] for name, row in here.timeline.at(0).items()} == {"Loss/learn": 2.0, "Loss/test": 3.0}
     assert lens.loss(train=False) == here.timeline.series("Loss/test", "mean")[1][-1]
-    assert [chart.layers for chart in Inspector([], train_loss_str="a").charts] == []
+    assert [chart.layers for chart in Inspector(lenses=[], train_loss_str="a").charts] == []
 
 
 @pytest.mark.row("attach, detach")
@@ -101,7 +101,7 @@ def test_attaching_and_detaching() -> None:
     """Theirs leaves the hook on the loss module, moves to another network by itself, and counts epochs anew when detached."""
     net, other, loss_fn = network(), network(), nn.MSELoss()
     there = inspectors.PyTorchInspector([theirs.LossMetrics(loss_fn=loss_fn), theirs.OutputNorm()], visualizer=Kept())
-    here = Inspector([lenses.LossMetrics(loss_fn), lenses.OutputNorm()])
+    here = Inspector(lenses=[lenses.LossMetrics(loss_fn), lenses.OutputNorm()])
     for inspector in (there, here):
         assert inspector.attach(net) is inspector
     run_epoch(net, torch.optim.SGD(net.parameters(), lr=0.1), [torch.ones(2, 1, 4, 4, dtype=torch.float64)])
@@ -157,8 +157,8 @@ def test_activity(seed: int) -> None:
     lens: Any = [theirs.LossMetrics(), theirs.OutputNorm()]
     kept = Kept()
     there = inspectors.PyTorchInspector(lens, visualizer=kept, module=net, is_active_fn=2)
-    seconds = Inspector([lenses.OutputNorm()], net=net, active=lambda epoch: (epoch + 1) % 2 == 0)
-    firsts = Inspector([lenses.OutputNorm()], net=net, active=2)
+    seconds = Inspector(net, [lenses.OutputNorm()], active=lambda epoch: (epoch + 1) % 2 == 0)
+    firsts = Inspector(net, [lenses.OutputNorm()], active=2)
     for epoch in range(4):
         net(torch.randn(3, 4, dtype=torch.float64))
         for inspector in (there, seconds, firsts):
@@ -179,7 +179,7 @@ def test_depth(depth: int, wanted: set[str], above: set[str]) -> None:
     """Both count the network as 0. All leaves are None here and -1 there; leaves above the level are watched here only."""
     there, _ = inspectors.PyTorchInspector._traverse_module_inclusion_tree(nested(), depth)
     assert {name for _, name in there} == wanted
-    here = Inspector(lenses.OutputGradientGeometry(skip_activation=False), net=nested(), depth=depth).charts[0].layers
+    here = Inspector(nested(), lenses.OutputGradientGeometry(skip_activation=False), depth=depth).charts[0].layers
     assert {"" if name == "(Sequential)" else name for name in here} == wanted | above
 
 
@@ -190,7 +190,7 @@ def test_names_of_layers(prefix: str) -> None:
     there = inspectors.PyTorchInspector([theirs.OutputActivation()], visualizer=kept, module=net, module_name_prefix=prefix)
     net(torch.ones(3, 2))
     there.tick_epoch()
-    here = Inspector(lenses.OutputActivation(), net=net).charts[0].layers
+    here = Inspector(net, lenses.OutputActivation()).charts[0].layers
     assert [name.replace(prefix, ".") for name in kept.lines[1]["Output Activations"]] == list(here) == ["1.1.1", "2"]
 
 
@@ -212,7 +212,7 @@ def test_a_recorded_training_is_played_back(seed: int, tmp_path: Path) -> None:
     net, live, file = network(), Shown(), str(tmp_path / "theirs.pkl")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     there = inspectors.PyTorchInspector([theirs.OutputNorm()], visualizer=visualizers.RecorderVisualizer(file), module=net)
-    here = Inspector(lenses.OutputNorm(), live, net=net, timeline=tmp_path / "run.db")
+    here = Inspector(net, lenses.OutputNorm(), show=live, timeline=tmp_path / "run.db")
     for _ in range(3):
         run_epoch(net, optimizer, list(torch.randn(2, 4, 1, 4, 4, dtype=torch.float64)))
         there.tick_epoch()
@@ -223,7 +223,7 @@ def test_a_recorded_training_is_played_back(seed: int, tmp_path: Path) -> None:
     visualizers.PlayerVisualizer(file, kept).playback()
     with Timeline(tmp_path / "run.db") as timeline:
         replay(timeline, again)
-        same_lines(kept, Inspector([], timeline=timeline), "Output Norm")
+        same_lines(kept, Inspector(lenses=[], timeline=timeline), "Output Norm")
     assert again.shown == live.shown
     assert len(again.shown) == 3
 

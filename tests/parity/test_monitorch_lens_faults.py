@@ -123,7 +123,7 @@ def test_the_first_update_after_epochs_that_are_left_out(seed: int) -> None:
     there = PyTorchInspector(
         [theirs.ParameterUpdateGeometry(optimizer, **options)], visualizer=kept, module=net, is_active_fn=lambda epoch: epoch != 2
     )
-    here = Inspector(lenses.ParameterUpdateGeometry(**options), net=net, active=lambda epoch: epoch != 1)
+    here = Inspector(net, lenses.ParameterUpdateGeometry(**options), active=lambda epoch: epoch != 1)
     for _ in range(3):
         for _ in range(2):
             weights.append(net.weight.detach().clone())
@@ -166,7 +166,7 @@ def test_condition_numbers_are_in_no_release_of_monitorch() -> None:
     net = nn.Linear(2, 2)
     with torch.no_grad():
         net.weight.copy_(torch.diag(torch.tensor([10.0, 1.0])))
-    inspector = Inspector(lenses.ParameterCond(), net=net)
+    inspector = Inspector(net, lenses.ParameterCond())
     inspector.tick_epoch()
     assert inspector.timeline.at(0)["Weight Condition Number/(Linear)"]["mean"] == pytest.approx(10.0)
     assert torch.linalg.cond(net.weight.detach(), -2).item() == pytest.approx(0.1)

@@ -24,7 +24,7 @@ def watch(place: Place, seed: int) -> tuple[Kept, dict[str, dict[str, float]], s
     there = PyTorchInspector(
         [theirs.LossMetrics(), theirs.OutputNorm(), theirs.ParameterGradientGeometry()], visualizer=kept, module=net
     )
-    here = Inspector([lenses.OutputNorm(), lenses.ParameterGradientGeometry(when="accumulate", inplace=False)], net=net)
+    here = Inspector(net, [lenses.OutputNorm(), lenses.ParameterGradientGeometry(when="accumulate", inplace=False)])
     torch.manual_seed(10 * seed + rank)
     batches = [torch.randn(4, 1, 4, 4, dtype=torch.float64) for _ in range(3 + rank)]
     run_epoch(net, torch.optim.SGD(net.parameters(), lr=0.1), batches)

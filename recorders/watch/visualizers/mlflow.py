@@ -35,7 +35,7 @@ class MlflowVisualizer:
         LensError: `most` is less than 1.
 
     >>> from recorders import Inspector, lenses
-    >>> Inspector(lenses.OutputNorm(), MlflowVisualizer("experiment", run_name="first"), net=net)  # doctest: +SKIP
+    >>> Inspector(net, lenses.OutputNorm(), show=MlflowVisualizer("experiment", run_name="first"))  # doctest: +SKIP
     """
 
     def __init__(self, experiment: str | None = None, *, most: int | None = MOST, **options: Any) -> None:

@@ -47,7 +47,7 @@ class TrackioVisualizer:
 
     >>> from recorders import Inspector, lenses
     >>> visualizer = TrackioVisualizer("project", name="first")  # doctest: +SKIP
-    >>> with Inspector(lenses.Quantiles(), visualizer, net=net) as inspector:  # doctest: +SKIP
+    >>> with Inspector(net, lenses.Quantiles(), show=visualizer) as inspector:  # doctest: +SKIP
     ...     for epoch in inspector.range(10):
     ...         train(net)
     ...         visualizer.add_histograms(inspector.recorders["Quantiles"], step=epoch)

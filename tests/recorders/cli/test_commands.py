@@ -47,7 +47,7 @@ def recording(path: Path, planted: float = 1.0, seed: int = 1) -> Path:
 
 def timeline(path: Path, scale: float = 1.0) -> Path:
     model = net()
-    with Inspector(lenses.OutputNorm(), net=model, timeline=path) as inspector:
+    with Inspector(model, lenses.OutputNorm(), timeline=path) as inspector:
         for epoch in inspector.range(3):
             model(torch.randn(8, 6))
             inspector.push_loss(scale / (epoch + 1))
@@ -347,7 +347,7 @@ def test_show_findings_says_only_what_is_likely_wrong(tmp_path: Path, capsys: Pr
 
 
 def test_show_findings_of_a_timeline_says_since_when(tmp_path: Path, capsys: Printed) -> None:
-    with Inspector([], timeline=tmp_path / "run.db") as inspector:
+    with Inspector(lenses=[], timeline=tmp_path / "run.db") as inspector:
         for epoch in inspector.range(3):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

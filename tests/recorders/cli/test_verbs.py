@@ -47,7 +47,7 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def timeline(tmp_path: Path) -> Path:
-    with Inspector([], timeline=tmp_path / "run.db") as inspector:
+    with Inspector(lenses=[], timeline=tmp_path / "run.db") as inspector:
         for epoch in inspector.range(3):
             inspector.push_loss(1 / (1 + epoch))
     return tmp_path / "run.db"

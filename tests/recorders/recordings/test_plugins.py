@@ -70,7 +70,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def timeline(path: Path) -> Path:
-    with Inspector([], timeline=path) as inspector:
+    with Inspector(lenses=[], timeline=path) as inspector:
         for epoch in inspector.range(2):
             inspector.push_loss(1 / (1 + epoch))
     return path
@@ -79,7 +79,7 @@ def timeline(path: Path) -> Path:
 def test_a_visualizer_is_used_by_its_name_everywhere(install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install("acme_show", SHOWS, "[recorders.visualizers]\ncinema = acme_show:Cinema\n")
     assert "acme_show" not in sys.modules
-    with Inspector([], visualizer="cinema:a b") as inspector:
+    with Inspector(lenses=[], show="cinema:a b") as inspector:
         for _ in inspector.range(1):
             inspector.push_loss(1.0)
     replay(timeline(tmp_path / "run.db"), ["cinema"])
@@ -94,12 +94,14 @@ def test_a_visualizer_is_used_by_its_name_everywhere(install: Install, tmp_path:
 
 def test_a_lens_is_used_by_its_name_and_so_are_ours(install: Install) -> None:
     install("acme_lenses", LENSES, "[recorders.lenses]\nSharpness = acme_lenses:Sharpness\n")
-    assert [lens.name for lens in Inspector("Sharpness").lenses] == [lens.name for lens in Inspector("OutputNorm").lenses]
-    assert len(Inspector(["Saturation", "Sharpness"]).lenses) == 3
+    assert [lens.name for lens in Inspector(lenses="Sharpness").lenses] == [
+        lens.name for lens in Inspector(lenses="OutputNorm").lenses
+    ]
+    assert len(Inspector(lenses=["Saturation", "Sharpness"]).lenses) == 3
     with pytest.raises(LensError, match=r"no lens 'Sharp'; there are \['AttentionEntropy', .*'Sharpness'\]"):
-        Inspector("Sharp")
+        Inspector(lenses="Sharp")
     with pytest.raises(LensError, match="takes lenses"):
-        Inspector([3])  # type: ignore[list-item]
+        Inspector(lenses=[3])  # type: ignore[list-item]
 
 
 def test_a_reducer_is_imported_only_if_somebody_asks(install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def train(net: Net, epoch: int, see: Callable[[Net], None] = lambda net: None) -
 
 def watched(*chosen: lenses.Lens) -> Inspector:
     net = Net()
-    inspector = Inspector(chosen, net=net)
+    inspector = Inspector(net, chosen)
     for epoch in inspector.range(EPOCHS):
         train(net, epoch)
     return inspector
@@ -148,7 +148,7 @@ def test_units_are_dead_if_no_batch_of_the_epoch_made_them_active() -> None:
 
 def test_dead_units_of_the_last_axis_and_of_which_nothing_was_finite() -> None:
     net = nn.Sequential(nn.ReLU())
-    inspector = Inspector(lenses.DeadUnits(channel_last=True, record_eval=True), net=net)
+    inspector = Inspector(net, lenses.DeadUnits(channel_last=True, record_eval=True))
     x = torch.tensor([1.0, -1.0, -1.0, math.nan]).expand(2, 5, 4)
     net(x)
     net.eval()(torch.tensor([0.0, 0.0, 1.0, math.nan]).expand(2, 5, 4))
@@ -159,7 +159,7 @@ def test_dead_units_of_the_last_axis_and_of_which_nothing_was_finite() -> None:
 
 def test_nonfinite_elements_are_counted_and_their_first_observation_named() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Identity(), nn.Linear(4, 2))
-    inspector = Inspector(lenses.NonFinite(), net=net)
+    inspector = Inspector(net, lenses.NonFinite())
     for epoch in inspector.range(EPOCHS):
         for step in range(3):
             x = torch.ones(5, 3)
@@ -182,7 +182,7 @@ def test_nonfinite_elements_are_counted_and_their_first_observation_named() -> N
 
 def test_nonfinite_gradients_are_found_though_outputs_are_finite() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    inspector = Inspector(lenses.NonFinite(), net=net)
+    inspector = Inspector(net, lenses.NonFinite())
     for scale in (1.0, math.nan):
         (net(torch.ones(4, 2)) * scale).sum().backward()
     with torch.no_grad():
@@ -210,7 +210,7 @@ def test_quantiles_are_those_of_all_elements_of_the_epoch(bits: int) -> None:
 
 def test_quantiles_of_outliers_stay_in_bounded_memory() -> None:
     net = nn.Sequential(nn.Identity())
-    inspector = Inspector(lenses.Quantiles(), net=net)
+    inspector = Inspector(net, lenses.Quantiles())
     sizes = set()
     for step in range(4):
         net(torch.randn(1000) * 10**step)
@@ -239,7 +239,7 @@ def test_outliers_are_those_of_scipy_over_the_epoch() -> None:
 
 def test_outlier_features_of_channels_and_of_constants() -> None:
     net = nn.Sequential(nn.Identity())
-    inspector = Inspector(lenses.Outliers(channel_last=False, include=nn.Identity), net=net)
+    inspector = Inspector(net, lenses.Outliers(channel_last=False, include=nn.Identity))
     x = torch.zeros(4, 3, 5)
     net(x)
     inspector.tick_epoch()
@@ -270,7 +270,7 @@ def test_effective_ranks_are_those_of_the_covariance_of_the_epoch() -> None:
 def test_effective_ranks_of_channels_leave_out_what_is_too_wide() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Conv2d(3, 9, 1))
     lens = lenses.EffectiveRank(include=nn.Conv2d, channel_last=False, most_features=8)
-    inspector = Inspector(lens, net=net)
+    inspector = Inspector(net, lens)
     torch.manual_seed(0)
     x = torch.randn(4, 1, 5, 5)
     net(x)
@@ -311,7 +311,7 @@ class Attending(nn.Module):
 def test_entropies_are_those_of_each_row_of_attention(normalize: bool, average: bool, dropout: float) -> None:
     net = Attending(average, dropout)
     lens = lenses.AttentionEntropy(include=(nn.MultiheadAttention, nn.Softmax), normalize_by_size=normalize)
-    inspector = Inspector(lens, net=net)
+    inspector = Inspector(net, lens)
     for epoch in inspector.range(EPOCHS):
         net.found.clear()
         for size in (4, 2):
@@ -342,7 +342,7 @@ def test_attention_with_one_key_has_no_relative_entropy() -> None:
 def test_findings_read_what_the_lenses_on_health_record() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     nn.init.constant_(net[0].bias, -100.0)
-    inspector = Inspector([lenses.UpdateRatio(), lenses.DeadUnits(), lenses.NonFinite()], net=net)
+    inspector = Inspector(net, [lenses.UpdateRatio(), lenses.DeadUnits(), lenses.NonFinite()])
     optimizer = torch.optim.SGD(net.parameters(), lr=10.0)
     for _ in range(3):
         (net(torch.ones(4, 4)) - 1).square().sum().backward()
@@ -376,7 +376,7 @@ def test_lenses_are_data_that_pickle_and_read_no_value_in_hooks(make: Any) -> No
 
 def test_layers_that_do_not_fit_a_lens_cost_one_warning_and_not_the_training() -> None:
     net = nn.Sequential(nn.Identity())
-    inspector = Inspector(lenses.EffectiveRank(include=nn.Identity), net=net)
+    inspector = Inspector(net, lenses.EffectiveRank(include=nn.Identity))
     with pytest.warns(RecordingWarning):
         net(torch.ones(()))
     net(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))

@@ -64,7 +64,7 @@ def test_norms_and_correlations_are_those_of_autograd() -> None:
     net = small_net()
     batches = [torch.randn(8, 4) for _ in range(3)]
     wanted = [gradients(net, x) for x in batches]
-    inspector = Inspector(OutputGradientGeometry(inplace=False, line_aggregation="median"), net=net)
+    inspector = Inspector(net, OutputGradientGeometry(inplace=False, line_aggregation="median"))
     for x in batches:
         net(x).square().mean().backward()
     inspector.tick_epoch()
@@ -82,7 +82,7 @@ def test_norms_and_correlations_are_those_of_autograd() -> None:
 def test_layers_are_in_network_order_in_every_epoch() -> None:
     """monitorch turns the order round at every epoch."""
     net, seen = small_net(), Seen()
-    inspector = Inspector(OutputGradientGeometry(), seen, net=net)
+    inspector = Inspector(net, OutputGradientGeometry(), show=seen)
     for _ in range(3):
         step(net)
         inspector.tick_epoch()
@@ -106,7 +106,7 @@ class Skipping(nn.Module):
 def test_a_layer_that_never_ran_has_its_place_and_no_values() -> None:
     """monitorch raises KeyError at the tick."""
     net, seen = Skipping(), Seen()
-    inspector = Inspector(OutputGradientGeometry(), seen, net=net)
+    inspector = Inspector(net, OutputGradientGeometry(), show=seen)
     for epoch in range(3):
         net.awake = epoch == 1
         step(net)
@@ -118,14 +118,14 @@ def test_a_layer_that_never_ran_has_its_place_and_no_values() -> None:
 
 def test_an_epoch_in_which_nothing_ran_is_an_empty_tick() -> None:
     seen = Seen()
-    inspector = Inspector(OutputGradientGeometry(), seen, net=small_net())
+    inspector = Inspector(small_net(), OutputGradientGeometry(), show=seen)
     inspector.tick_epoch()
     assert inspector.timeline.at(0) == {}
     assert seen.shown == []
 
 
 def test_epochs_do_not_mix() -> None:
-    inspector = Inspector(LossMetrics())
+    inspector = Inspector(lenses=LossMetrics())
     for values in ([1.0, 3.0], [10.0]):
         for value in values:
             inspector.push_loss(value)
@@ -136,7 +136,7 @@ def test_epochs_do_not_mix() -> None:
 
 
 def test_losses_and_metrics_are_kept_running_or_whole() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     for value in (1.0, 2.0, 9.0):
         inspector.push_loss(torch.tensor(value, requires_grad=True))
         inspector.push_loss(value, train=False, running=False)
@@ -151,7 +151,7 @@ def test_losses_and_metrics_are_kept_running_or_whole() -> None:
 
 
 def test_a_loss_that_is_nan_is_counted() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     for value in (1.0, math.nan, 3.0):
         inspector.push_loss(value)
     inspector.tick_epoch()
@@ -159,7 +159,7 @@ def test_a_loss_that_is_nan_is_counted() -> None:
 
 
 def test_one_epoch_keeps_a_value_in_one_way() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     inspector.push_metric("accuracy", 0.5)
     with pytest.raises(LensError, match="'accuracy' was pushed with running=True"):
         inspector.push_metric("accuracy", 0.5, running=False)
@@ -171,7 +171,7 @@ def test_one_epoch_keeps_a_value_in_one_way() -> None:
 
 def test_pushing_does_not_read_the_value() -> None:
     """A meta tensor has no value to read: whatever waits for the device would fail here."""
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     inspector.push_loss(torch.ones((), device="meta"))
     inspector.push_loss(2.0)
     inspector.tick_epoch()
@@ -179,7 +179,7 @@ def test_pushing_does_not_read_the_value() -> None:
 
 
 def test_what_cannot_be_recorded_warns_and_the_training_goes_on() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     with pytest.warns(RecordingWarning, match="CallMonitor"):
         inspector.push_metric("accuracy", "high")  # type: ignore[arg-type]
     inspector.tick_epoch()
@@ -188,7 +188,7 @@ def test_what_cannot_be_recorded_warns_and_the_training_goes_on() -> None:
 def test_the_loss_module_is_watched_and_let_go() -> None:
     """monitorch leaves its hook on the loss module when it is detached."""
     net, loss_fn = small_net(), nn.MSELoss()
-    inspector = Inspector(LossMetrics(loss_fn, loss_range="min-max"), net=net)
+    inspector = Inspector(net, LossMetrics(loss_fn, loss_range="min-max"))
     for target in (0.0, 1.0):
         loss_fn(torch.zeros(3), torch.full((3,), target))
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_the_loss_module_is_watched_and_let_go() -> None:
 
 def test_a_copied_loss_module_pushes_nothing_and_a_lost_inspector_is_freed() -> None:
     net, loss_fn = small_net(), nn.MSELoss()
-    inspector = Inspector(LossMetrics(loss_fn), net=net)
+    inspector = Inspector(net, LossMetrics(loss_fn))
     copy.deepcopy(loss_fn)(torch.zeros(3), torch.ones(3))
     inspector.tick_epoch()
     assert inspector.timeline.at(0) == {}
@@ -218,7 +218,9 @@ def test_a_copied_loss_module_pushes_nothing_and_a_lost_inspector_is_freed() -> 
 
 def test_attaching_and_detaching() -> None:
     net, other = small_net(), small_net()
-    inspector = Inspector([OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True, compute_correlation=False)])
+    inspector = Inspector(
+        lenses=[OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True, compute_correlation=False)]
+    )
     assert not inspector.attached
     assert inspector.attach(net) is inspector
     count = hooks(net)
@@ -240,19 +242,19 @@ def test_attaching_and_detaching() -> None:
 
 def test_as_a_context_it_detaches() -> None:
     net = small_net()
-    with pytest.raises(KeyboardInterrupt), Inspector(OutputGradientGeometry(), net=net):
+    with pytest.raises(KeyboardInterrupt), Inspector(net, OutputGradientGeometry()):
         raise KeyboardInterrupt
     assert hooks(net) == 0
 
 
 def test_what_is_no_network_is_refused() -> None:
     with pytest.raises(TargetError, match="function"):
-        Inspector(OutputGradientGeometry(), net=step)  # type: ignore[arg-type]
+        Inspector(step, OutputGradientGeometry())  # type: ignore[arg-type]
 
 
 def test_a_lens_that_finds_nothing_leaves_no_hook() -> None:
     net, loss_fn = nn.Sequential(nn.ReLU(), nn.Tanh()), nn.MSELoss()
-    inspector = Inspector([LossMetrics(loss_fn), OutputGradientGeometry()])
+    inspector = Inspector(lenses=[LossMetrics(loss_fn), OutputGradientGeometry()])
     with pytest.raises(SelectionError):
         inspector.attach(net)
     assert not inspector.attached
@@ -261,7 +263,7 @@ def test_a_lens_that_finds_nothing_leaves_no_hook() -> None:
 
 def test_a_network_that_is_forgotten_is_freed() -> None:
     net = small_net()
-    inspector = Inspector(OutputGradientGeometry(), net=net)
+    inspector = Inspector(net, OutputGradientGeometry())
     gone = weakref.ref(net)
     del net
     gc.collect()
@@ -270,7 +272,7 @@ def test_a_network_that_is_forgotten_is_freed() -> None:
 
 
 def test_depth_watches_blocks_in_place_of_their_parts() -> None:
-    inspectors = {depth: Inspector(OutputGradientGeometry(), net=small_net(), depth=depth) for depth in (None, 0, 1, 2)}
+    inspectors = {depth: Inspector(small_net(), OutputGradientGeometry(), depth=depth) for depth in (None, 0, 1, 2)}
     layers = {depth: inspector.charts[0].layers for depth, inspector in inspectors.items()}
     assert layers == {None: ("0", "2.0", "3"), 0: ("(Sequential)",), 1: ("0", "2", "3"), 2: ("0", "2.0", "3")}
 
@@ -282,7 +284,7 @@ def test_outputs_of_several_tensors_are_several_layers() -> None:
 
     two = Two()
     net = nn.Sequential(nn.Linear(4, 4), two)
-    inspector = Inspector(OutputGradientGeometry(), net=net)
+    inspector = Inspector(net, OutputGradientGeometry())
     output = net(torch.ones(2, 4))
     (output["left"].sum() + output["right"].sum()).backward()
     assert inspector.charts[0].layers == ("0", "1")
@@ -292,7 +294,7 @@ def test_outputs_of_several_tensors_are_several_layers() -> None:
 
 
 def test_epochs_are_numbered_on_their_own_or_as_told() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     inspector.tick_epoch()
     inspector.tick_epoch(10)
     inspector.tick_epoch()
@@ -306,7 +308,7 @@ def test_epochs_are_numbered_on_their_own_or_as_told() -> None:
 
 def test_a_timeline_is_continued(tmp_path: Path) -> None:
     for wanted in ([0, 1], [0, 1, 2, 3]):
-        inspector = Inspector([], timeline=tmp_path / "run.db")
+        inspector = Inspector(lenses=[], timeline=tmp_path / "run.db")
         for _ in inspector.iter("ab"):
             inspector.push_loss(1.0)
         assert inspector.timeline.ticks() == wanted
@@ -314,7 +316,7 @@ def test_a_timeline_is_continued(tmp_path: Path) -> None:
 
 
 def test_loops_tick_after_each_body_and_not_after_a_break() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     for epoch in inspector.range(3, 9, 2):
         inspector.push_loss(float(epoch))
         if epoch == 7:
@@ -327,7 +329,7 @@ def test_loops_tick_after_each_body_and_not_after_a_break() -> None:
 @pytest.mark.parametrize(("active", "wanted"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (lambda epoch: epoch == 3, [3])])
 def test_lenses_watch_in_active_epochs_only_and_losses_are_always_kept(active: object, wanted: list[int]) -> None:
     net = small_net()
-    inspector = Inspector(OutputGradientGeometry(), net=net, active=active)  # type: ignore[arg-type]
+    inspector = Inspector(net, OutputGradientGeometry(), active=active)  # type: ignore[arg-type]
     for epoch in inspector.range(4):
         assert (hooks(net) > 0) == (epoch in wanted)
         inspector.push_loss(step(net))
@@ -341,7 +343,7 @@ def test_a_visualizer_that_fails_warns_once_and_the_others_are_shown() -> None:
             raise ZeroDivisionError("no paper")
 
     seen = Seen()
-    inspector = Inspector([], [Broken(), seen])
+    inspector = Inspector(lenses=[], show=[Broken(), seen])
     inspector.push_loss(1.0)
     with pytest.warns(RecordingWarning, match=r"Broken failed at tick 0: ZeroDivisionError: no paper"):
         inspector.tick_epoch()
@@ -355,7 +357,7 @@ def test_own_lenses_show_any_reducer() -> None:
     mean = Chart("Output Mean", of=("mean",), ranges=None)
     lens = Lens("Scale", (scale, mean), {"out": ForwardMonitor(running()), "mean": ForwardMonitor(Mean())})
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    inspector = Inspector(lens, net=net)
+    inspector = Inspector(net, lens)
     output = net(torch.randn(5, 2))
     inspector.tick_epoch()
     row = inspector.timeline.at(0)
@@ -366,7 +368,7 @@ def test_own_lenses_show_any_reducer() -> None:
 
 def test_the_training_is_not_changed() -> None:
     plain, watched = small_net(), small_net()
-    inspector = Inspector(OutputGradientGeometry(inplace=False), net=watched)
+    inspector = Inspector(watched, OutputGradientGeometry(inplace=False))
     for net in (plain, watched):
         torch.manual_seed(1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -391,7 +393,7 @@ def test_lenses_watch_in_the_steps_of_one_clock_across_epochs() -> None:
         },
         where=lambda name, module: name == "0",
     )
-    inspector = Inspector([lens, OutputGradientGeometry()], net=net, optimizer=optimizer, every_step=3)
+    inspector = Inspector(net, [lens, OutputGradientGeometry()], optimizer=optimizer, every_step=3)
     for _ in inspector.range(4):
         for _ in range(5):
             seen.append((inspector.clock.step, inspector.clock.micro_batch))
@@ -411,7 +413,7 @@ def test_lenses_watch_in_the_steps_of_one_clock_across_epochs() -> None:
 
 def test_steps_by_hand_and_resumed_and_an_optimizer_given_later() -> None:
     net = small_net()
-    inspector = Inspector(Lens("Count", (Chart("Seen", of=("out",)),), {"out": ForwardMonitor(Count())}), every_step=2)
+    inspector = Inspector(lenses=Lens("Count", (Chart("Seen", of=("out",)),), {"out": ForwardMonitor(Count())}), every_step=2)
     inspector.attach(net)
     for _ in range(3):
         net(torch.ones(1, 4))
@@ -438,24 +440,42 @@ def test_steps_by_hand_and_resumed_and_an_optimizer_given_later() -> None:
 
 def test_a_clock_needs_an_optimizer_and_a_pace() -> None:
     with pytest.raises(TypeError, match=r"a clock is attached to a torch\.optim\.Optimizer"):
-        Inspector([], optimizer=nn.Linear(1, 1))  # type: ignore[arg-type]
+        Inspector(lenses=[], optimizer=nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(LensError, match="every_step=0"):
-        Inspector([], every_step=0)
+        Inspector(lenses=[], every_step=0)
+
+
+def test_a_network_alone_is_watched_by_lenses_that_suit_any() -> None:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Inspector(net) as inspector:
+        for _ in inspector.range(2):
+            step(net, 1)
+            optimizer.step()
+    row = inspector.timeline.at(1)
+    assert {"Weight Gradient Norm", "Weight Update Ratio", "Nonfinite Outputs", "Nonfinite Gradients"} <= {
+        key.partition("/")[0] for key in row
+    }
+
+
+def test_lenses_in_the_place_of_the_network_are_told() -> None:
+    with pytest.raises(TargetError, match=r"the network comes first, and this is a list.*write Inspector\(lenses=\.\.\.\)"):
+        Inspector([OutputGradientGeometry()])  # type: ignore[arg-type]
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
     with pytest.raises(LensError, match="several charts are called 'Output Gradient Correlation'"):
-        Inspector([OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True)])
+        Inspector(lenses=[OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True)])
     with pytest.raises(LensError, match="takes lenses"):
-        Inspector([OutputGradientGeometry])  # type: ignore[list-item]
+        Inspector(lenses=[OutputGradientGeometry])  # type: ignore[list-item]
     with pytest.raises(LensError, match="no visualizer 'cinema'"):
-        Inspector([], "cinema")
+        Inspector(lenses=[], show="cinema")
     with pytest.raises(LensError, match="active=0"):
-        Inspector([], active=0)
+        Inspector(lenses=[], active=0)
     with pytest.raises(LensError, match="depth=-1"):
-        Inspector([], depth=-1)
+        Inspector(lenses=[], depth=-1)
 
 
 def test_a_given_timeline_is_used() -> None:
     timeline = Timeline()
-    assert Inspector([], timeline=timeline).timeline is timeline
+    assert Inspector(lenses=[], timeline=timeline).timeline is timeline

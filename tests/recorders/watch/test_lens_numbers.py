@@ -45,7 +45,7 @@ def watched(*lenses: Lens, see: Callable[[nn.Sequential], None] = lambda net: No
     """The rows of an epoch of three steps; `see` is called after each backward."""
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    inspector = Inspector(lenses, net=net)
+    inspector = Inspector(net, lenses)
     for x in batches():
         optimizer.zero_grad()
         net(x).square().sum().backward()
@@ -104,7 +104,7 @@ def outputs(net: nn.Sequential) -> Iterator[dict[str, Tensor]]:
 def test_output_norms_are_means_over_samples(normalize: bool) -> None:
     net = network().eval()
     lens = OutputNorm(record_eval=True, normalize_by_size=normalize, include=(nn.Conv2d, nn.Linear), exclude=nn.Tanh)
-    inspector = Inspector(lens, net=net)
+    inspector = Inspector(net, lens)
     for x in batches():
         net(x)
     inspector.tick_epoch()
@@ -128,7 +128,7 @@ def test_norms_of_samples_join_as_those_of_the_parts() -> None:
 
 def test_output_norms_that_are_not_finite_are_counted() -> None:
     net = nn.Sequential(nn.Identity(), nn.ReLU())
-    inspector = Inspector(OutputNorm(), net=net)
+    inspector = Inspector(net, OutputNorm())
     for x in (torch.ones(2, 4), torch.tensor([[1.0, math.nan], [1.0, 1.0]]), torch.tensor([[math.inf]]), torch.ones(0, 4)):
         net(x)
     inspector.tick_epoch()
@@ -140,7 +140,7 @@ def test_output_norms_that_are_not_finite_are_counted() -> None:
 def test_output_activations_and_deaths_are_of_each_batch(last: bool) -> None:
     torch.manual_seed(0)
     net, seen = nn.Sequential(nn.ReLU()), [torch.randn(size, 3, 5) - 1.5 for size in (4, 4, 2)]
-    inspector = Inspector(OutputActivation(inplace=False, channel_last=last, death_aggregation="median"), net=net)
+    inspector = Inspector(net, OutputActivation(inplace=False, channel_last=last, death_aggregation="median"))
     for x in seen:
         net(x)
     inspector.tick_epoch()
@@ -160,7 +160,7 @@ def test_output_activations_and_deaths_are_of_each_batch(last: bool) -> None:
 def test_evaluation_is_told_by_the_module_or_by_gradients(record_eval: bool, from_grad: bool) -> None:
     net = nn.Sequential(nn.ReLU())
     options = {"record_eval": record_eval, "evaluation_from_grad": from_grad}
-    inspector = Inspector([OutputActivation(**options), OutputNorm(**options)], net=net)  # type: ignore[arg-type]
+    inspector = Inspector(net, [OutputActivation(**options), OutputNorm(**options)])  # type: ignore[arg-type]
     for training in (True, False):
         for gradients in (True, False):
             net.train(training)
@@ -176,7 +176,7 @@ def test_evaluation_is_told_by_the_module_or_by_gradients(record_eval: bool, fro
 
 def test_lenses_of_outputs_watch_the_kinds_that_their_options_say() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Dropout(), nn.GELU(), nn.MultiheadAttention(2, 1), nn.AlphaDropout())
-    layers = lambda lens: Inspector(lens, net=copy.deepcopy(net)).charts[0].layers  # noqa: E731
+    layers = lambda lens: Inspector(copy.deepcopy(net), lens).charts[0].layers  # noqa: E731
     assert layers(OutputActivation()) == ("1", "2", "3", "5")
     assert layers(OutputActivation(dropout=False)) == ("1", "3")
     assert layers(OutputActivation(activation=False, exclude=nn.AlphaDropout)) == ("2",)
@@ -234,7 +234,7 @@ def test_condition_numbers_are_above_one_and_of_matrices_only() -> None:
     with torch.no_grad():
         net[0].weight.copy_(torch.diag(torch.tensor([10.0, 1.0])))
         net[2].weight.fill_(1.0)
-    inspector = Inspector(ParameterCond(), net=net)
+    inspector = Inspector(net, ParameterCond())
     net(torch.ones(4, 2))
     inspector.tick_epoch()
     row = inspector.timeline.at(0)
@@ -258,7 +258,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize(("depth", "wanted"), [(None, ("0", "0.inside")), (0, ()), (1, ("0",)), (2, ("0", "0.inside"))])
 def test_parameters_of_modules_that_contain_modules_count(depth: int | None, wanted: tuple[str, ...]) -> None:
-    inspector = Inspector(ParameterNorm(parameters="weight"), depth=depth)
+    inspector = Inspector(lenses=ParameterNorm(parameters="weight"), depth=depth)
     if not wanted:
         with pytest.raises(SelectionError, match="anything to watch"):
             inspector.attach(nn.Sequential(Scaled()))
@@ -283,7 +283,7 @@ def test_a_lens_asked_for_by_one_name_takes_no_letters_and_errors_name_the_optio
 def test_losses_of_a_module_by_its_mode_with_every_value_and_named_as_wanted() -> None:
     net, loss_fn = network(), nn.MSELoss()
     lens = LossMetrics(loss_fn, "median", evaluation_from_grad=False, loss_fn_inplace=False, metrics=("accuracy",))
-    inspector = Inspector(lens, net=net, train_loss_str="train_loss", non_train_loss_str="val_loss")
+    inspector = Inspector(net, lens, train_loss_str="train_loss", non_train_loss_str="val_loss")
     for training in (True, False):
         loss_fn.train(training)
         for error in (1.0, 2.0, 4.0):
@@ -299,11 +299,11 @@ def test_losses_of_a_module_by_its_mode_with_every_value_and_named_as_wanted() -
         ("Metrics", ("accuracy",)),
     ]
     with pytest.raises(LensError, match="different names"):
-        Inspector([], train_loss_str="eval")
+        Inspector(lenses=[], train_loss_str="eval")
 
 
 def test_losses_and_metrics_share_a_chart_if_wanted() -> None:
-    inspector = Inspector(LossMetrics(separate_loss_and_metrics=False, metrics="accuracy"))
+    inspector = Inspector(lenses=LossMetrics(separate_loss_and_metrics=False, metrics="accuracy"))
     inspector.push_loss(2.0)
     inspector.push_metric("accuracy", 0.5)
     inspector.push_metric("train", 7.0)
@@ -317,7 +317,7 @@ def test_losses_and_metrics_share_a_chart_if_wanted() -> None:
 
 
 def test_metrics_of_training_and_of_evaluation_are_named_as_losses_are() -> None:
-    inspector = Inspector(LossMetrics(separate_loss_and_metrics=False), non_train_loss_str="valid")
+    inspector = Inspector(lenses=LossMetrics(separate_loss_and_metrics=False), non_train_loss_str="valid")
     for train in (True, False):
         inspector.push_loss(2.0 - train, train=train)
         inspector.push_metric("accuracy", 0.5 + 0.25 * train, train=train)
@@ -333,7 +333,7 @@ def test_metrics_of_training_and_of_evaluation_are_named_as_losses_are() -> None
 def test_the_recorders_of_lenses_are_there_by_name() -> None:
     net = network()
     rms = ParameterNorm(normalize_by_size=True, comparison_plot=False)
-    inspector = Inspector([ParameterNorm(inplace=False), rms, LossMetrics()])
+    inspector = Inspector(lenses=[ParameterNorm(inplace=False), rms, LossMetrics()])
     assert inspector.recorders == {}
     inspector.attach(net)
     assert list(inspector.recorders) == ["ParameterNorm", "ParameterNorm 2"]

@@ -26,7 +26,7 @@ def test_noise_scales_are_those_of_the_paper(batch_size: int | None) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1, bias=False)).double()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    with Inspector(lenses.GradientNoise(batch_size=batch_size), net=net) as inspector:
+    with Inspector(net, lenses.GradientNoise(batch_size=batch_size)) as inspector:
         for _ in inspector.range(2):
             kept: dict[str, list[Tensor]] = {}
             for _ in range(6):
@@ -52,7 +52,7 @@ def test_the_scale_of_a_linear_regression_is_the_number_of_features_plus_one() -
     features, batch_size = 9, 32
     net, truth = nn.Linear(features, 1, bias=False), torch.randn(1, features)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    with Inspector(lenses.GradientNoise("weight", batch_size), net=nn.Sequential(net)) as inspector:
+    with Inspector(nn.Sequential(net), lenses.GradientNoise("weight", batch_size)) as inspector:
         for _ in range(1500):
             x = torch.randn(batch_size, features)
             optimizer.zero_grad()
@@ -70,7 +70,7 @@ def test_a_signal_below_noise_has_no_scale_and_what_is_not_finite_is_counted() -
     net = nn.Linear(3, 1, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     given = [[[1.0, 1.0, 1.0]], [[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], [[1.0, 2.0, 2.0], [float("nan"), 1.0, 1.0], [3.0, 2.0, 2.0]]]
-    with Inspector(lenses.GradientNoise("weight"), net=nn.Sequential(net)) as inspector:
+    with Inspector(nn.Sequential(net), lenses.GradientNoise("weight")) as inspector:
         for epoch in inspector.range(3):
             for gradient in given[epoch]:
                 net.weight.grad = torch.tensor([gradient])

@@ -49,7 +49,7 @@ def test_an_evaluation_within_an_epoch_changes_no_number_of_training(name: str) 
     found = []
     for evaluate, options in ((False, {}), (True, {}), (True, {"record_eval": True})):
         model = net()
-        with Inspector(WATCHING[name](**options), net=model) as inspector:
+        with Inspector(model, WATCHING[name](**options)) as inspector:
             for number in inspector.range(2):
                 torch.manual_seed(number)
                 epoch(model, False)
@@ -69,7 +69,7 @@ def test_evaluation_that_differs_strongly_is_mixed_with_nothing() -> None:
     model = net()
     kinds = {"out": ForwardMonitor(running()), "largest": ForwardMonitor(Max()), "gradient": BackwardMonitor(running())}
     own = Lens("Own", (*(Chart(group, (group,)) for group in kinds), Chart("worst", (), across=(Across("out", "max"),))), kinds)
-    with Inspector(own, net=model) as inspector:
+    with Inspector(model, own) as inspector:
         for number in inspector.range(2):
             epoch(model, evaluate=number == 1, gradients=True)
             titles = [chart.title for chart in inspector.charts]
@@ -92,7 +92,7 @@ def test_evaluation_that_differs_strongly_is_mixed_with_nothing() -> None:
 def test_every_batch_of_evaluation_counts_whatever_the_pace_of_steps() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with Inspector(lenses.OutputNorm(record_eval=True), net=model, optimizer=optimizer, every_step=10) as inspector:
+    with Inspector(model, lenses.OutputNorm(record_eval=True), optimizer=optimizer, every_step=10) as inspector:
         for _ in range(13):
             model(torch.randn(2, 4)).sum().backward()
             optimizer.step()
@@ -119,7 +119,7 @@ def test_modules_that_are_trained_in_evaluation_mode() -> None:
     for from_grad, wanted in ((False, {"2"}), (True, {"0", "2"})):
         model = net()
         model[0].eval()
-        inspector = Inspector(lenses.OutputGradientGeometry(evaluation_from_grad=from_grad), net=model)
+        inspector = Inspector(model, lenses.OutputGradientGeometry(evaluation_from_grad=from_grad))
         model(torch.randn(3, 4)).sum().backward()
         inspector.tick_epoch()
         rows = inspector.timeline.at(0)

@@ -38,7 +38,7 @@ def test_ticks_within_an_epoch_are_numbers_of_steps() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     active = []
     watching = Inspector(
-        lenses.OutputNorm(), figures, net=net, optimizer=optimizer, active=lambda step: not active.append(step) and step != 4
+        net, lenses.OutputNorm(), show=figures, optimizer=optimizer, active=lambda step: not active.append(step) and step != 4
     )
     with watching as inspector:
         for step in range(12):
@@ -56,13 +56,13 @@ def test_ticks_within_an_epoch_are_numbers_of_steps() -> None:
 
 
 def test_a_timeline_has_ticks_of_one_kind(tmp_path: Path) -> None:
-    by_epoch, by_step = (Inspector([], timeline=tmp_path / name) for name in ("epochs.db", "steps.db"))
+    by_epoch, by_step = (Inspector(lenses=[], timeline=tmp_path / name) for name in ("epochs.db", "steps.db"))
     by_epoch.tick_epoch()
     by_step.step().tick()
-    for inspector in (by_epoch, Inspector([], timeline=tmp_path / "epochs.db")):
+    for inspector in (by_epoch, Inspector(lenses=[], timeline=tmp_path / "epochs.db")):
         with pytest.raises(TickError, match=r"are epochs, and cannot be steps too: call tick_epoch\(\) only"):
             inspector.tick()
-    for inspector in (by_step, Inspector([], timeline=tmp_path / "steps.db")):
+    for inspector in (by_step, Inspector(lenses=[], timeline=tmp_path / "steps.db")):
         with pytest.raises(TickError, match=r"are steps, and cannot be epochs too: call tick\(\) only"):
             inspector.tick_epoch()
     with pytest.raises(TickError, match="no step has ended since the last tick, 1: give the optimizer"):
@@ -77,7 +77,7 @@ def test_a_tick_is_one_transaction_with_all_notes(tick: Callable[[Inspector], No
     net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     said: list[str] = []
     with traced(said):
-        inspector = Inspector(lenses.OutputNorm(), net=net, timeline=tmp_path / "run.db")
+        inspector = Inspector(net, lenses.OutputNorm(), timeline=tmp_path / "run.db")
         kept = []
         for epoch in range(3):
             net(torch.ones(1, 2))
@@ -95,7 +95,7 @@ def test_a_tick_is_one_transaction_with_all_notes(tick: Callable[[Inspector], No
 
 
 def test_a_first_tick_that_fails_leaves_no_note_and_does_not_say_what_ticks_are() -> None:
-    inspector = Inspector([])
+    inspector = Inspector(lenses=[])
     inspector.push_loss(1.0)
     with pytest.raises(TickError, match="whole number"):
         inspector.tick_epoch(0.5)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_a_first_tick_that_fails_leaves_no_note_and_does_not_say_what_ticks_are(
 
 
 def test_going_back_deletes_what_came_after_and_sets_the_clock_back(tmp_path: Path) -> None:
-    inspector = Inspector([], timeline=tmp_path / "run.db")
+    inspector = Inspector(lenses=[], timeline=tmp_path / "run.db")
     for _ in inspector.range(4):
         inspector.push_loss(1.0)
         inspector.step().step().step()
@@ -125,7 +125,7 @@ def test_going_back_deletes_what_came_after_and_sets_the_clock_back(tmp_path: Pa
 
 def test_a_new_inspector_goes_on_with_the_steps_and_the_charts_of_the_timeline(tmp_path: Path) -> None:
     for start in (0, 4):
-        inspector = Inspector([], timeline=tmp_path / "run.db")
+        inspector = Inspector(lenses=[], timeline=tmp_path / "run.db")
         assert (inspector.epoch, inspector.clock.step) == (start, 3 * start)
         for epoch in inspector.range(start, start + 4):
             inspector.push_loss(1.0)
@@ -139,14 +139,14 @@ def test_a_new_inspector_goes_on_with_the_steps_and_the_charts_of_the_timeline(t
 def gone_on(place: Place, folder: Path) -> list[tuple[str, int, int]]:
     found = []
     for name, start in (("epochs.db", 3), ("steps.db", 20), ("steps.db", 0)):
-        inspector = Inspector([], timeline=folder / name).resume(start)
+        inspector = Inspector(lenses=[], timeline=folder / name).resume(start)
         found.append((inspector._position.axis, inspector.epoch, inspector.clock.step))
     return found
 
 
 @pytest.mark.slow
 def test_all_ranks_go_on_from_the_same_epoch_and_step(world: World, tmp_path: Path) -> None:
-    by_epoch, by_step = (Inspector([], timeline=tmp_path / name) for name in ("epochs.db", "steps.db"))
+    by_epoch, by_step = (Inspector(lenses=[], timeline=tmp_path / name) for name in ("epochs.db", "steps.db"))
     for _ in range(5):
         for _ in range(10):
             by_epoch.step()

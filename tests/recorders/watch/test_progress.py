@@ -19,7 +19,7 @@ def always_due(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_the_bar_shows_how_far_and_the_last_losses_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = always_due(monkeypatch)
-    inspector = Inspector(lenses.LossMetrics())
+    inspector = Inspector(lenses=lenses.LossMetrics())
     for epoch in inspector.range(4, progress=True):
         inspector.push_loss(4.0 - epoch)
         if epoch == 1:  # what is not pushed in each epoch stays
@@ -36,7 +36,7 @@ def test_the_bar_shows_how_far_and_the_last_losses_and_metrics(monkeypatch: pyte
 
 def test_nothing_is_shown_if_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = always_due(monkeypatch)
-    inspector = Inspector(lenses.LossMetrics())
+    inspector = Inspector(lenses=lenses.LossMetrics())
     for _ in inspector.range(3):
         inspector.push_loss(1.0)
     assert terminal.written == 0
@@ -44,7 +44,7 @@ def test_nothing_is_shown_if_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_items_without_a_length_and_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = always_due(monkeypatch)
-    inspector = Inspector(lenses.LossMetrics())
+    inspector = Inspector(lenses=lenses.LossMetrics())
     for number in inspector.iter(iter(range(10)), progress=True):
         inspector.push_loss(1.0)
         if number == 2:
@@ -59,7 +59,7 @@ def test_a_bar_that_fails_warns_once_and_the_training_goes_on(monkeypatch: pytes
         raise OSError("the terminal is gone")
 
     always_due(monkeypatch)
-    inspector = Inspector(lenses.LossMetrics())
+    inspector = Inspector(lenses=lenses.LossMetrics())
     monkeypatch.setattr(showing.ProgressBar, "_draw", broken)
     with pytest.warns(RecordingWarning, match="ProgressBar failed at the beginning: OSError") as caught:
         assert list(inspector.range(3, progress=True)) == [0, 1, 2]

@@ -48,7 +48,7 @@ def watched(place: Place, folder: Path) -> tuple[Any, list[int], str]:
     shown, model = Shown(), net()
     wrapped = DistributedDataParallel(model)
     chosen = [lenses.OutputGradientGeometry(), lenses.OutputActivation()]
-    with Inspector(chosen, shown, net=wrapped, timeline=folder / "run.db") as inspector:
+    with Inspector(wrapped, chosen, show=shown, timeline=folder / "run.db") as inspector:
         for epoch in inspector.range(2):
             loss = wrapped(batch(epoch, rank)).square().mean()
             loss.backward()
@@ -65,7 +65,7 @@ def test_all_ranks_have_the_numbers_of_all_and_one_shows_them(world: World, tmp_
     assert [ticks for _, ticks, _ in answers] == [[0, 1], [], []]
     assert [path for _, _, path in answers] == [str(tmp_path / "run.db"), ":memory:", ":memory:"]
     model = net()
-    with Inspector([lenses.OutputGradientGeometry(), lenses.OutputActivation()], net=model) as alone:
+    with Inspector(model, [lenses.OutputGradientGeometry(), lenses.OutputActivation()]) as alone:
         for epoch in alone.range(2):
             for rank in range(SIZE):
                 loss = model(batch(epoch, rank)).square().mean()
@@ -88,7 +88,7 @@ def counted(place: Place, layers: int) -> int:
     dist.all_gather = lambda *args, **kwargs: (calls.append(1), usual(*args, **kwargs))[1]  # type: ignore[assignment]
     try:
         model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
-        with Inspector(lenses.OutputGradientGeometry(), net=model) as inspector:
+        with Inspector(model, lenses.OutputGradientGeometry()) as inspector:
             model(torch.ones(1, 2)).sum().backward()
             assert not calls, "nothing is communicated before the tick"
             inspector.tick_epoch()
@@ -103,7 +103,7 @@ def test_a_tick_takes_two_collectives_whatever_the_number_of_layers(world: World
 
 
 def resumed(place: Place, folder: Path) -> tuple[list[int], int]:
-    inspector = Inspector(lenses.OutputNorm(), net=net(), timeline=folder / "run.db")
+    inspector = Inspector(net(), lenses.OutputNorm(), timeline=folder / "run.db")
     inspector.push_loss(1.0)
     inspector.tick_epoch()
     return inspector.timeline.ticks(), inspector.epoch
@@ -125,7 +125,7 @@ def unlike(place: Place) -> tuple[int, list[str]]:
     rank, _ = place
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecordingWarning)
-        with Inspector(lens_of(Mean() if rank else Collect()), net=net()) as inspector:
+        with Inspector(net(), lens_of(Mean() if rank else Collect())) as inspector:
             for _ in range(2):
                 inspector.push_loss(float(rank))
                 inspector.tick_epoch()
@@ -143,7 +143,7 @@ def test_ranks_that_do_not_fit_have_their_own_numbers_and_go_on(world: World) ->
 def by_itself(place: Place) -> tuple[list[int], float]:
     rank, _ = place
     shown = Shown()
-    inspector = Inspector(lenses.OutputNorm(), shown, net=net(), master_rank=None)
+    inspector = Inspector(net(), lenses.OutputNorm(), show=shown, master_rank=None)
     inspector.push_loss(float(rank))
     inspector.tick_epoch()
     return shown.ticks, inspector.timeline.at(0)["Loss/train"]["mean"]

@@ -46,7 +46,7 @@ def watched(path: str | Path, visualizer: Looks) -> Timeline:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watching = [lenses.OutputActivation(record_eval=True), lenses.ParameterNorm()]
-    with Inspector(watching, visualizer, net=net, optimizer=optimizer, active=2, timeline=Timeline(path)) as inspector:
+    with Inspector(net, watching, show=visualizer, optimizer=optimizer, active=2, timeline=Timeline(path)) as inspector:
         for epoch in inspector.range(5):
             if epoch == 1:
                 continue  # an empty epoch is not shown

@@ -33,7 +33,7 @@ class Watched:
         chosen = [lenses.NonFinite(), lenses.Outliers(), lenses.UpdateRatio(), lenses.OutputGradientGeometry(skip_activation=False)]
         chosen += [lenses.ParameterGradientGeometry()]
         chosen += [lenses.DeadUnits()] if any(isinstance(module, nn.ReLU) for module in net.modules()) else []
-        self.inspector = Inspector(chosen, net=net)
+        self.inspector = Inspector(net, chosen)
         for optimizer in optimizers:
             self.inspector.clock.attach(optimizer)
 

@@ -126,7 +126,7 @@ def train(
     alone = [{"params": mine, "lr": its_rate, "weight_decay": 1.0}] if its_rate else []
     optimizer = torch.optim.AdamW([{"params": others}, *alone], lr=rate)
     images, labels = digits()
-    with recorder, Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+    with recorder, Inspector(net, chosen, optimizer=optimizer) as inspector:
         for _ in inspector.range(epochs):
             for batch in torch.randperm(len(labels)).split(BATCH):
                 output, wanted = net(images[batch]), labels[batch]

@@ -110,7 +110,7 @@ def test_a_sick_training_that_an_inspector_watched() -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     chosen = [lenses.DeadUnits(), lenses.OutputGradientGeometry(), lenses.UpdateRatio()]
-    with Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+    with Inspector(net, chosen, optimizer=optimizer) as inspector:
         for epoch in inspector.range(4):
             if epoch == 2:
                 nn.init.constant_(net[2].bias[:12], -100.0)

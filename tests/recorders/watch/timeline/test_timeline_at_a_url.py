@@ -69,7 +69,7 @@ def test_what_a_kill_left_is_undone_in_the_copy(url: str, tmp_path: Path) -> Non
 def test_verbs_take_urls_of_timelines(tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with Inspector(lenses.OutputNorm(), net=net, timeline=tmp_path / "run.db") as inspector:
+    with Inspector(net, lenses.OutputNorm(), timeline=tmp_path / "run.db") as inspector:
         for _ in inspector.range(3):
             net(torch.ones(1, 2))
     name, *rest = (part.format(out=tmp_path / "page.html") for part in verb)

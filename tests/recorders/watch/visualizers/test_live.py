@@ -210,7 +210,7 @@ def test_table_bar_and_prints_of_a_training_in_a_real_terminal(tmp_path: Path) -
         "logging.basicConfig(level='INFO')\n"
         "from recorders import Inspector, lenses\n"
         "net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))\n"
-        "with Inspector(lenses.OutputGradientGeometry(), 'text', net=net) as inspector:\n"
+        "with Inspector(net, lenses.OutputGradientGeometry(), show='text') as inspector:\n"
         "    for epoch in inspector.range(20, progress=True):\n"
         "        loss = net(torch.ones(8, 4)).square().mean()\n"
         "        loss.backward()\n"
@@ -246,7 +246,7 @@ def test_a_pipe_gets_no_escapes_and_a_line_of_progress(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from recorders import Inspector, lenses\n"
-        "inspector = Inspector(lenses.LossMetrics(), 'text')\n"
+        "inspector = Inspector(lenses=lenses.LossMetrics(), show='text')\n"
         "for epoch in inspector.range(3, progress=True):\n"
         "    inspector.push_loss(epoch)\n"
     )
@@ -261,7 +261,7 @@ def test_text_calls_the_ticks_epochs_or_steps_as_the_timeline_does() -> None:
     found = []
     for axis in ("epoch", "step"):
         net, file = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), io.StringIO()
-        with Inspector(lenses.OutputNorm(), TextVisualizer(file), net=net) as inspector:
+        with Inspector(net, lenses.OutputNorm(), show=TextVisualizer(file)) as inspector:
             net(torch.ones(1, 2))
             inspector.step()
             inspector.tick_epoch() if axis == "epoch" else inspector.tick()

@@ -54,7 +54,7 @@ def same(found: float, wanted: float) -> bool:
 def watched(folder: Path, epochs: int, timeline: Path | None = None) -> Inspector:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
     watching = [lenses.OutputGradientGeometry(), lenses.OutputActivation(), lenses.OutputNorm(comparison_plot=True)]
-    with Inspector(watching, f"tensorboard:{folder}", net=net, timeline=timeline) as inspector:
+    with Inspector(net, watching, show=f"tensorboard:{folder}", timeline=timeline) as inspector:
         for _ in inspector.iter(range(epochs)):
             loss = net(torch.randn(8, 4)).square().mean()
             loss.backward()

@@ -117,7 +117,7 @@ def trained(visualizer: Any, path: str = "run.db") -> None:
     for name, module in {"block[0]": nn.Linear(4, 3), "a-b": nn.ReLU(), "last+": nn.Linear(3, 1)}.items():
         net.add_module(name, module)
     watching = [lenses.OutputGradientGeometry(), lenses.OutputNorm(comparison_plot=True)]
-    with Inspector(watching, visualizer, net=net, timeline=path) as inspector:
+    with Inspector(net, watching, show=visualizer, timeline=path) as inspector:
         for epoch in (0, 1, 7):
             loss = net(torch.randn(8, 4)).square().mean()
             loss.backward()
@@ -290,7 +290,7 @@ def test_trackio_has_numbers_histograms_and_each_finding_once(folder: Path) -> N
         """
 net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
 visualizer = TrackioVisualizer('project', **OPTIONS['trackio'])
-with Inspector(lenses.Quantiles(), visualizer, net=net, timeline='run.db') as inspector:
+with Inspector(net, lenses.Quantiles(), show=visualizer, timeline='run.db') as inspector:
     for epoch in inspector.range(3):
         net(torch.arange(32.0).reshape(8, 4))
         inspector.push_loss(math.nan if epoch else 1.0)
@@ -314,8 +314,28 @@ print('\\n' + json.dumps([of_trackio(Path()), SQLiteStorage.get_alerts('project'
     assert histograms["shares/1/histogram"]["2"]["bins"] == [-1.0, 0.0, 1.0]
     assert [sum(histograms["output/0/histogram"][step]["values"]) for step in "012"] == [30.0] * 3  # of 10 samples
     told = [(one["title"], one["level"], one["step"]) for one in alerts]
-    assert ("train: nonfinite", "error", 1) in told
+    assert {("train: nonfinite", "error", 1), ("train: nonfinite", "error", 2)} & set(told)  # at the tick at which it was looked for
     assert len(told) == len(set(told))
+
+
+@pytest.mark.slow
+def test_a_line_is_enough_for_a_tracker(folder: Path) -> None:
+    pytest.importorskip("trackio")
+    out = run(
+        folder,
+        """
+net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+with Inspector(net, show='trackio', timeline='run.db') as inspector:
+    for epoch in inspector.range(2):
+        net(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+print('\\n' + json.dumps([of_trackio(Path(), 'recorders'), wanted(inspector.timeline)]))
+""",
+    )
+    found, expected = json.loads(out.splitlines()[-1])
+    assert same(found, expected)
+    assert {"Weight Gradient Norm", "Weight Update Ratio", "Nonfinite Outputs"} <= {name.partition("/")[0] for name in expected}
 
 
 @pytest.mark.slow
@@ -428,7 +448,7 @@ class Fake:
 def test_a_tracker_that_fails_warns_once_and_the_others_go_on() -> None:
     works = Fake()
     accelerator = SimpleNamespace(log=print, trackers=[Fake(fails=True), works], is_main_process=True)
-    inspector = Inspector([], TrackerVisualizer(accelerator))
+    inspector = Inspector(lenses=[], show=TrackerVisualizer(accelerator))
     with pytest.warns(RecordingWarning, match="TrackerVisualizer failed at tick 0: ConnectionError: no answer") as warned:
         for _ in inspector.range(3):
             inspector.push_loss(1.0)

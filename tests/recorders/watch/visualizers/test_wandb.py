@@ -83,7 +83,7 @@ def ended(run: list[Any]) -> bool:
 def test_every_number_of_a_training_is_read_back(folder: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
     watching = [lenses.OutputGradientGeometry(), lenses.OutputNorm(comparison_plot=True)]
-    with Inspector(watching, "wandb:project", net=net) as inspector:
+    with Inspector(net, watching, show="wandb:project") as inspector:
         for _ in inspector.iter(range(3)):
             loss = net(torch.randn(8, 4)).square().mean()
             loss.backward()
@@ -204,7 +204,7 @@ def test_without_a_server_the_run_is_offline(server: Server, asked: list[str], w
 
 
 def test_what_cannot_be_logged_warns_once_and_training_goes_on(folder: Path) -> None:
-    inspector = Inspector([], WandbVisualizer("project", mode="nonsense"))
+    inspector = Inspector(lenses=[], show=WandbVisualizer("project", mode="nonsense"))
     with pytest.warns(RecordingWarning, match="WandbVisualizer failed at tick 0") as warned:
         for _ in inspector.range(3):
             inspector.push_loss(1.0)

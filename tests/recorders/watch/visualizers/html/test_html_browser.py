@@ -360,7 +360,7 @@ return [...document.querySelectorAll("canvas.map")].filter((canvas) => {
 
 def test_classes_are_shown_and_found_and_the_axis_has_its_name(page: Open) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with Inspector(lenses.NonFinite(), net=net) as inspector:
+    with Inspector(net, lenses.NonFinite()) as inspector:
         for _ in inspector.range(3):
             net(torch.ones(2, 2))
     driver = page(inspector.timeline)

@@ -238,7 +238,7 @@ def trained(optimizer_steps: int = 2) -> tuple[Recorder, Inspector]:
     net = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.ReLU())), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     chosen = [lenses.DeadUnits(), lenses.UpdateRatio(), lenses.NonFinite()]
-    with presets.health().modules(net) as recorder, Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+    with presets.health().modules(net) as recorder, Inspector(net, chosen, optimizer=optimizer) as inspector:
         for _ in inspector.range(2):
             for _ in range(optimizer_steps):
                 net(torch.randn(8, 4)).square().mean().backward()
@@ -268,7 +268,7 @@ def test_the_page_and_its_findings_count_the_same_layers() -> None:
 
 def test_ticks_are_named_as_the_timeline_names_them() -> None:
     _, epochs = trained()
-    steps = Inspector(lenses.NonFinite(), net=(net := nn.Linear(2, 2)))
+    steps = Inspector(net := nn.Linear(2, 2), lenses.NonFinite())
     for _ in range(3):
         net(torch.ones(2, 2))
         steps.step().tick()

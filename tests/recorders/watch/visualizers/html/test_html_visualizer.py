@@ -68,7 +68,7 @@ def test_the_page_has_findings_while_the_training_goes_on(tmp_path: Path, clock:
     net, page = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), tmp_path / "report.html"
     with torch.no_grad():
         net[0].bias.fill_(-100.0)
-    with Inspector(lenses.DeadUnits(), HtmlVisualizer(page), net=net) as inspector:
+    with Inspector(net, lenses.DeadUnits(), show=HtmlVisualizer(page)) as inspector:
         for _ in inspector.range(2):
             net(torch.rand(16, 4)).sum().backward()
             clock.now += 60.0
@@ -123,7 +123,7 @@ def test_a_resumed_training_shows_what_came_before(tmp_path: Path) -> None:
 
 def inspected(page: Path, epochs: int, timeline: Path | None = None) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
-    with Inspector(lenses.OutputGradientGeometry(), f"html:{page}", net=net, timeline=timeline) as inspector:
+    with Inspector(net, lenses.OutputGradientGeometry(), show=f"html:{page}", timeline=timeline) as inspector:
         for _ in inspector.iter(range(epochs)):
             loss = net(torch.randn(8, 4)).square().mean()
             loss.backward()
