@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ __all__ = ["MlflowVisualizer", "mlflow_name", "name_of_mlflow"]
 class MlflowVisualizer:
     """Logs each number of each chart as a metric of a run of MLflow, with one call for each tick, whose step is the tick.
 
-    The metrics are `chart/layer/statistic`, as those of `WandbVisualizer`. MLflow takes letters, digits and `_-./ :` in names;
-    `mlflow_name` says how others are written, such as "mean-2b-std" for "mean+std". It stores infinity as the largest number.
+    The metrics are `chart/layer/statistic`, as those of `WandbVisualizer`. MLflow takes letters, digits and `_-./ :` in names, at most
+    250; `mlflow_name` says how others are written, such as "mean-2b-std" for "mean+std". It stores infinity as the largest number.
 
     If the program has a run, `mlflow.active_run()`, it is used, and the program ends it. Otherwise the first tick creates one, and
     `flush` ends it; it is not made the active run, so the program can still start its own. Where it is stored is MLflow's choice:
@@ -86,14 +87,25 @@ def mlflow_name(name: str) -> str:
     'Output Norm/block-5b-0-5d-/mean-2b-std'
     >>> name_of_mlflow(mlflow_name("Output Norm/block[0]/mean+std"))
     'Output Norm/block[0]/mean+std'
+
+    Of a name that is longer than MLflow takes, 250 characters, the first ones are kept, and a hash tells it from others.
+
+    >>> len(mlflow_name("layer." * 100)), mlflow_name("layer." * 100)[-12:]
+    (250, 'r.l_d22a9f68')
     """
-    return _UNKNOWN.sub(lambda found: f"-{ord(found[0]):x}-", name)
+    written = _UNKNOWN.sub(lambda found: f"-{ord(found[0]):x}-", name)
+    if len(written) > _LONGEST:
+        written = f"{written[: _LONGEST - 9]}_{zlib.crc32(name.encode()):08x}"
+    return written
 
 
 def name_of_mlflow(name: str) -> str:
-    """The name of which `mlflow_name` made this one."""
+    """The name of which `mlflow_name` made this one, if it was not too long for MLflow."""
     return re.sub(r"-([0-9a-f]+)-", lambda found: chr(int(found[1], 16)), name)
 
+
+_LONGEST = 250
+"""The number of characters that MLflow takes in a name."""
 
 # Windows has no colon in the names of files, so MLflow does not take it there. A part of a path that is "." or "..", or empty, is
 # no name: its dots, and the slash after it, are written as codes.

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import ChartView
-from recorders.watch.visualizers.numbers import ends_of, numbers
+from recorders.watch.visualizers.movers import MOST, Movers
+from recorders.watch.visualizers.numbers import ends_of
 from recorders.watch.visualizers.visualizer import require
 
 __all__ = ["TensorBoardVisualizer", "add_histogram"]
@@ -45,9 +46,11 @@ class TensorBoardVisualizer:
 
     Args:
         folder: of the run, created at the first tick; None for a new one in `runs`, named for the time. Give each training its own.
+        most: of a chart with more layers, so many are written at each tick: those that moved most, see `Movers`; None for all.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
+        LensError: `most` is less than 1.
 
     >>> import tempfile
     >>> from recorders.watch.charts import Chart
@@ -63,12 +66,13 @@ class TensorBoardVisualizer:
     ['Loss/train/mean', 'Loss/train/min', 'Loss/train/max']
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, most: int | None = MOST) -> None:
         self._board: Any = require("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._events: Any = require("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._summaries: Any = require("tensorboard.compat.proto.summary_pb2", "tensorboard")
         self._layouts: Any = require("tensorboard.plugins.custom_scalar.layout_pb2", "tensorboard")
         self.folder = Path("runs", time.strftime("%Y-%m-%d_%H-%M-%S")) if folder is None else Path(as_path(folder))
+        self._movers = Movers(most)
         self._writer: Any = None
         self._last = 0
         self._laid_out: list[tuple[str, tuple[str, ...]]] = []
@@ -87,7 +91,7 @@ class TensorBoardVisualizer:
             self._write(tick, summary=self._layout(charts))
             self._laid_out = panels
         value = self._summaries.Summary.Value
-        values = [value(tag=tag, simple_value=_float32(number)) for tag, number in numbers(tick, charts).items()]
+        values = [value(tag=tag, simple_value=_float32(number)) for tag, number in self._movers.numbers(tick, charts).items()]
         self._write(tick, summary=self._summaries.Summary(value=values))
 
     def flush(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from recorders.errors import RecordingWarning
 from recorders.watch.charts import ChartView
-from recorders.watch.visualizers.numbers import numbers
+from recorders.watch.visualizers.movers import MOST, Movers
 from recorders.watch.visualizers.visualizer import require
 from reducers.errors import warn_user
 
@@ -34,11 +34,13 @@ class WandbVisualizer:
 
     Args:
         project: of a run that the visualizer starts; None for W&B's own choice.
+        most: of a chart with more layers, so many are logged at each tick: those that moved most, see `Movers`; None for all.
         options: of such a run, for `wandb.init`: `name=`, `mode="offline"`, `dir=`, `config=`, ...; `id=` and `resume="allow"` to
             continue one.
 
     Raises:
         MissingExtraError: wandb is not installed.
+        LensError: `most` is less than 1.
 
     >>> from recorders.watch.charts import Chart
     >>> from recorders.watch.timeline import Timeline
@@ -49,9 +51,10 @@ class WandbVisualizer:
     >>> visualizer.flush()
     """
 
-    def __init__(self, project: str | None = None, **options: Any) -> None:
+    def __init__(self, project: str | None = None, *, most: int | None = MOST, **options: Any) -> None:
         self._wandb: Any = require("wandb", "wandb")
         self._options: dict[str, Any] = {"project": project, **options}
+        self._movers = Movers(most)
         self._own: Any = None
         self._run: Any = None
         self._titles: set[str] = set()
@@ -78,7 +81,7 @@ class WandbVisualizer:
         if run is not self._own:
             step = self._last = max(run.step, self._last + 1)
         # A row of the program's run may get more: the next step completes it.
-        run.log({"tick": tick, **numbers(tick, charts)}, step=step, commit=run is self._own)
+        run.log({"tick": tick, **self._movers.numbers(tick, charts)}, step=step, commit=run is self._own)
 
     def flush(self) -> None:
         """Finishes the run that the visualizer started, which sends what was not sent; if ticks follow, they are of another run."""

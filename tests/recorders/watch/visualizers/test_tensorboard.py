@@ -107,6 +107,16 @@ def test_a_replay_writes_the_same_and_often_is_once(tmp_path: Path, monkeypatch:
     assert all(len(events.Scalars(tag)) <= 3 for tag in events.Tags()["scalars"])
 
 
+def test_of_many_layers_those_that_moved_most_are_written(tmp_path: Path) -> None:
+    timeline = filled([f"l{i}" for i in range(300)], ticks=2)
+    replay(timeline, [TensorBoardVisualizer(tmp_path / "some"), TensorBoardVisualizer(tmp_path / "all", most=None)])
+    some, whole = scalars(tmp_path / "some"), scalars(tmp_path / "all")
+    assert some.pop("Norm/layers left out") == {0: 100.0, 1: 100.0}
+    assert len({tag.split("/")[1] for tag in some if tag.startswith("Norm/")}) == 200
+    assert len({tag.split("/")[1] for tag in whole if tag.startswith("Norm/")}) == 300
+    assert all(whole[tag] == curve for tag, curve in some.items())
+
+
 def test_values_that_are_not_finite_are_written_as_they_are(tmp_path: Path) -> None:
     values = [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-300]
     rows = {f"Norm/{i}": {0: {"mean": value, "nonfinite": float(i)}} for i, value in enumerate(values)}

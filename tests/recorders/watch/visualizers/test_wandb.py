@@ -98,6 +98,14 @@ def test_every_number_of_a_training_is_read_back(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_of_many_layers_those_that_moved_most_are_logged(folder: Path) -> None:
+    replay(filled([f"l{i}" for i in range(4)], ticks=2), WandbVisualizer(most=3))
+    (rows,) = map(history, runs(folder))
+    assert [row["Norm/layers left out"] for row in rows] == [1.0, 1.0]
+    assert [{key.split("/")[1] for key in row if key.endswith("/max")} for row in rows] == [{"l0", "l1", "l2"}] * 2
+
+
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_written_as_they_are(folder: Path) -> None:
     values = [math.nan, math.inf, -math.inf, 1e300]
     timeline = charted([Chart("Norm*", ("x",), ranges=None)], {f"Norm*/{i}": {7: {"mean": each}} for i, each in enumerate(values)})
