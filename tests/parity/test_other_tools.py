@@ -112,8 +112,17 @@ def test_captum_attributes_the_same(mlp: nn.Module, x: Tensor) -> None:
     torch.testing.assert_close(recorder["average/1"].peek(), theirs.double().mean(0))
 
 
-def test_torchlens_has_the_same_outputs(mlp: nn.Module, x: Tensor) -> None:
-    torchlens = pytest.importorskip("torchlens")
+@pytest.fixture
+def torchlens() -> Iterator[Any]:
+    """It replaces the functions of PyTorch at the first trace, of which the compiler would break graphs in later tests."""
+    package = pytest.importorskip("torchlens")
+    wrappers, bare = pytest.importorskip("torchlens.backends.torch.wrappers"), torch.ones
+    yield package
+    wrappers.unwrap_torch()
+    assert torch.ones is bare
+
+
+def test_torchlens_has_the_same_outputs(torchlens: Any, mlp: nn.Module, x: Tensor) -> None:
     trace = torchlens.trace(mlp, x)
     with Recorder(ForwardMonitor(Summary())).modules(mlp, leaves=True) as recorder:
         mlp(x)
