@@ -18,8 +18,9 @@ __all__ = ["MlflowVisualizer", "mlflow_name", "name_of_mlflow"]
 class MlflowVisualizer:
     """Logs each number of each chart as a metric of a run of MLflow, with one call for each tick, whose step is the tick.
 
-    The metrics are `chart/layer/statistic`, as those of `WandbVisualizer`. MLflow takes letters, digits and `_-./ :` in names, at most
-    250; `mlflow_name` says how others are written, such as "mean-2b-std" for "mean+std". It stores infinity as the largest number.
+    The metrics are `chart/layer/statistic`, as those of `WandbVisualizer`. MLflow takes letters, digits and `_-./ :` in names,
+    and at most 250 of them; `mlflow_name` says how others are written, such as "mean-2b-std" for "mean+std". It stores infinity
+    as the largest number.
 
     If the program has a run, `mlflow.active_run()`, it is used, and the program ends it. Otherwise the first tick creates one, and
     `flush` ends it; it is not made the active run, so the program can still start its own. Where it is stored is MLflow's choice:
