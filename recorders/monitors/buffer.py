@@ -17,7 +17,7 @@ from recorders.graphs.device import Accumulators
 from recorders.graphs.ring import GraphRing, Share
 from recorders.recordings.distributed.placement import Placement
 from recorders.ring.changes import Changes
-from recorders.ring.ring import Copies, PartialStates, Pending, Ring, copies_of, partial_states_of
+from recorders.ring.ring import SMALL, Copies, PartialStates, Pending, Ring, bytes_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State, TensorPart
 from reducers.core.states import check_states, without_values
@@ -77,7 +77,9 @@ class Buffer:
             waits = waits and type(x) is Tensor and x.layout is torch.strided
         with self.lock:
             before = self._stored
-            keys = (_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)) if waits and before.pending else ()
+            keys: tuple[Any, ...] = (
+                (_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)) if waits and before.pending else ()
+            )
             for key in keys:
                 ring = before.pending.get(key)
                 full = ring.add(tensors) if isinstance(ring, Ring) else None
@@ -85,6 +87,8 @@ class Buffer:
                     self.flush()
                 if full is not None:
                     return
+            if keys and _is_for_bigger(before.pending.get(keys[1]), tensors):
+                keys = keys[:1]
             stored = self.flush()
             old = stored.states
             if parts:
@@ -132,18 +136,22 @@ class Buffer:
         """Returns what may be written of observations like this one, the best first, each with the key of its ring.
 
         Copies take the least time, but a ring for each shape. So after a few shapes all others wait as partial states in one ring.
+        Until then that ring is one for those that are too big to be copied: small ones would cost as much there.
         """
         found: list[tuple[Any, Copies | PartialStates]] = []
-        copies = copies_of(paths, tensors)
-        if copies is not None:
+        size = bytes_of(tensors)
+        if 0 < size <= SMALL:
+            copies = Copies(paths, tensors)
             found.append((_key_of_copies(paths, tensors), copies))
             rings = stored.rings().values()
             if sum(ring.paths == paths for ring in rings) < SHAPES and copies.room.capacity(copies.size, len(rings) + 1) > 1:
                 return found
-        states = partial_states_of(self.reducer, paths, tensors)
+        least = SMALL + 1 if size > SMALL and not self.reducer.ordered else 0
+        states = partial_states_of(self.reducer, paths, tensors, least)
         if states is not None:
             key = _key_of_partial(paths, tensors)
-            found.insert(len(found) if key in stored.pending else 0, (key, states))
+            refused = key in stored.pending and not _is_for_bigger(stored.pending[key], tensors)
+            found.insert(len(found) if refused else 0, (key, states))
         return found
 
     def _stays(self, waiting: Pending, paths: Collection[str]) -> bool:
@@ -325,6 +333,11 @@ class Buffer:
             self.empty_accumulators()
             self.stored = stored
             self.keep_places(places)
+
+
+def _is_for_bigger(waiting: Pending | None, tensors: Sequence[Tensor]) -> bool:
+    """Whether this is a ring for observations that are bigger than this one."""
+    return isinstance(waiting, Ring) and bytes_of(tensors) < waiting.codec.least
 
 
 def _key_of_copies(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Any:

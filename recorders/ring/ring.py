@@ -34,7 +34,7 @@ __all__ = [
     "Pending",
     "Ring",
     "Room",
-    "copies_of",
+    "bytes_of",
     "join_parts",
     "partial_states_of",
     "parts_of",
@@ -172,7 +172,7 @@ LOOKS = 64  # shapes and strides that are remembered: what reads them takes as m
 class Copies:
     """Writes copies of observations with equal shapes, dtypes and devices."""
 
-    room = COPIES
+    room, least = COPIES, 0
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> None:
         self.paths, self.size = paths, sum(x.nbytes for x in tensors)
@@ -278,9 +278,15 @@ class PartialStates:
     An observation is one launch on a GPU, or one call of a loop on a CPU, which reads it once, and allocates nothing. Another joins
     all rows, one after another. So the bits of the states are those of one update after another, however many rows there are and
     whoever looks when. All shapes and strides are of one class whose partial states have the same form.
+
+    Args:
+        least: the bytes of the smallest observation that is written; less are copied, as those of tokens that follow a long prompt.
     """
 
-    def __init__(self, reducer: Reducer, tensors: Sequence[Tensor], parts: Sequence[Sequence[LeafStatistic]]) -> None:
+    def __init__(
+        self, reducer: Reducer, tensors: Sequence[Tensor], parts: Sequence[Sequence[LeafStatistic]], least: int = 0
+    ) -> None:
+        self.least = least
         kinds = _indexed(parts)
         self.paths, self.size = tuple(own[0].path for own in parts), sum(kind.size for _, kind in kinds)
         self.room = PARTIAL_ON.get(tensors[0].device.type, PARTIAL)
@@ -299,6 +305,8 @@ class PartialStates:
         looks = tuple([(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors])
         writers = self._known.get(looks)
         if writers is None:
+            if bytes_of(tensors) < self.least:
+                return False
             found = _kernels_of(self._reducer, self.paths, tensors)
             if found is None:
                 return False
@@ -321,20 +329,20 @@ class PartialStates:
         return [own[0].slots.like for own in self._parts]
 
 
-def copies_of(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Copies | None:
-    """Returns how observations like this one are copied; None if they are too big, or have no elements."""
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Returns the bytes of an observation."""
     size = 0
-    for x in tensors:
+    for x in tensors:  # a sum would be two calls more
         size += x.nbytes
-    return Copies(paths, tensors) if 0 < size <= SMALL else None
+    return size
 
 
-def partial_states_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PartialStates | None:
-    """Returns how observations like this one are written as partial states; None if no kernel does that."""
+def partial_states_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor], least: int = 0) -> PartialStates | None:
+    """Returns how observations like this one, of at least so many bytes, are written as partial states; None if no kernel does."""
     if tensors[0].device.type not in SLOTS:
         return None
     parts = _kernels_of(reducer, paths, tensors)
-    return None if parts is None else PartialStates(reducer, tensors, parts)
+    return None if parts is None else PartialStates(reducer, tensors, parts, least)
 
 
 def _indexed(parts: Sequence[Sequence[LeafStatistic]]) -> list[tuple[int, Slots]]:

@@ -104,6 +104,35 @@ def test_batches_of_any_length_wait_in_one_ring(pattern: str) -> None:
     laws.close(monitor.state, updated(reducer, [drawn(0, 2, 5, 16), drawn(1, 2, 6, 16), *xs, *xs, *few]), rtol=1e-11)
 
 
+@needs_loop
+@pytest.mark.parametrize("pattern", ["... ->", "b t d -> d"])
+def test_tokens_after_a_long_prompt_wait_as_copies(pattern: str) -> None:
+    reducer = Summary(pattern)
+    monitor, alone = ForwardMonitor(reducer, layer := nn.Identity()), ForwardMonitor(reducer, other := nn.Identity())
+    prompts, tokens = [drawn(i, 2, 500, 64) for i in range(3)], [drawn(9 + i, 2, 1, 64) for i in range(20)]
+    for prompt in prompts:
+        layer(prompt)
+        for token in tokens:
+            layer(token)
+    for token in tokens:
+        other(token)
+    assert our_calls_of(lambda: [layer(token) for token in tokens]) == our_calls_of(lambda: [other(token) for token in tokens])
+    assert {type(ring.codec) for ring in rings(monitor)} == {Copies, PartialStates}
+    assert alone.samples == 40
+    laws.close(monitor.state, updated(reducer, [x for prompt in prompts for x in (prompt, *tokens)] + tokens), rtol=1e-12)
+
+
+@needs_loop
+def test_tokens_of_many_shapes_after_a_long_prompt_wait_in_the_ring_of_the_prompt() -> None:
+    monitor = ForwardMonitor(Summary(), layer := nn.Identity())
+    xs = [drawn(0, 500, 64), *[drawn(i, i, 64) for i in range(1, 30)]]
+    for x in xs * 2:
+        layer(x)
+    assert [type(ring.codec) for ring in rings(monitor)].count(PartialStates) == 1
+    assert our_calls_of(lambda: [layer(x) for x in xs]) <= 22 * len(xs)
+    laws.close(monitor.state, updated(Summary(), xs * 3), rtol=1e-12)
+
+
 @pytest.mark.parametrize("mode", [autocast, torch.inference_mode], ids=["autocast", "inference_mode"])
 def test_autocast_and_inference_mode_take_the_lane_of_all_others(mode: Callable[[], Any]) -> None:
     layer, same = nn.Identity(), nn.Identity()
