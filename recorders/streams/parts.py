@@ -96,7 +96,7 @@ def _write(handle: int, data: memoryview) -> None:
         data = data[os.write(handle, data) :]
 
 
-PIECE = 1 << 20
+PIECE = 1 << 22
 """How many bytes are read before their checksums are computed, in the caches of the processor; a multiple of `BLOCK`."""
 
 READ_THROUGH = 1 << 16
