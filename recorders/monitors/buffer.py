@@ -77,9 +77,9 @@ class Buffer:
             waits = waits and type(x) is Tensor and x.layout is torch.strided
         with self.lock:
             before = self._stored
-            keys: tuple[Any, ...] = (
-                (_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)) if waits and before.pending else ()
-            )
+            keys: tuple[Any, ...] = ()
+            if waits and before.pending:
+                keys = _key_of_copies(paths, tensors), _key_of_partial(paths, tensors)
             for key in keys:
                 ring = before.pending.get(key)
                 full = ring.add(tensors) if isinstance(ring, Ring) else None
@@ -337,7 +337,7 @@ class Buffer:
 
 def _is_for_bigger(waiting: Pending | None, tensors: Sequence[Tensor]) -> bool:
     """Whether this is a ring for observations that are bigger than this one."""
-    return isinstance(waiting, Ring) and bytes_of(tensors) < waiting.codec.least
+    return isinstance(waiting, Ring) and isinstance(waiting.codec, PartialStates) and waiting.codec.is_for_bigger(tensors)
 
 
 def _key_of_copies(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Any:

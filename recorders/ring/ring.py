@@ -172,7 +172,7 @@ LOOKS = 64  # shapes and strides that are remembered: what reads them takes as m
 class Copies:
     """Writes copies of observations with equal shapes, dtypes and devices."""
 
-    room, least = COPIES, 0
+    room = COPIES
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> None:
         self.paths, self.size = paths, sum(x.nbytes for x in tensors)
@@ -295,6 +295,10 @@ class PartialStates:
         self._forms = [kind.form for _, kind in kinds]
         self._known: dict[Any, Sequence[tuple[int, Slots]]] = {}  # what writes observations of a look, and of which tensor
 
+    def is_for_bigger(self, tensors: Sequence[Tensor]) -> bool:
+        """Returns whether this observation is copied instead; an empty one is not."""
+        return 0 < bytes_of(tensors) < self.least
+
     def new_memory(self, rows: int) -> list[Tensor] | None:
         with NoInference(False):
             made = [new_table(kind, rows, device) for kind, device in self._kinds]
@@ -305,7 +309,7 @@ class PartialStates:
         looks = tuple([(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors])
         writers = self._known.get(looks)
         if writers is None:
-            if bytes_of(tensors) < self.least:
+            if self.is_for_bigger(tensors):
                 return False
             found = _kernels_of(self._reducer, self.paths, tensors)
             if found is None:

@@ -96,7 +96,7 @@ def mlflow_name(name: str) -> str:
     """
     written = _UNKNOWN.sub(lambda found: f"-{ord(found[0]):x}-", name)
     if len(written) > _LONGEST:
-        written = f"{written[: _LONGEST - 9]}_{zlib.crc32(name.encode()):08x}"
+        written = f"{written[: _LONGEST - 9]}_{zlib.crc32(written.encode()):08x}"
     return written
 
 

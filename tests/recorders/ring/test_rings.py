@@ -18,7 +18,7 @@ from recorders import ForwardMonitor, Monitor, OperandError, Recorder
 from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.distributed.placement import Placement
 from recorders.ring.ring import COPIES, LOOKS, SMALL, Copies, PartialStates, Ring
-from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
+from reducers import EMA, Collect, FirstNonfinite, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.cpp import library
 
 needs_loop = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
@@ -120,6 +120,18 @@ def test_tokens_after_a_long_prompt_wait_as_copies(pattern: str) -> None:
     assert {type(ring.codec) for ring in rings(monitor)} == {Copies, PartialStates}
     assert alone.samples == 40
     laws.close(monitor.state, updated(reducer, [x for prompt in prompts for x in (prompt, *tokens)] + tokens), rtol=1e-12)
+
+
+@needs_loop
+@pytest.mark.parametrize("reducer", [FirstNonfinite(), Summary("b t d -> d")], ids=str)
+def test_prompts_tokens_and_empty_tensors_are_reduced_in_any_turn(reducer: Reducer) -> None:
+    monitor = ForwardMonitor(reducer, layer := nn.Identity())
+    xs = [drawn(i, 2, (500, 1, 0, 1)[i % 4], 64) for i in range(40)]
+    xs[33] = xs[33] * torch.inf
+    for x in xs:
+        layer(x)
+    assert monitor.samples == 40
+    laws.close(monitor.state, updated(reducer, xs), rtol=1e-12)
 
 
 @needs_loop
