@@ -17,7 +17,7 @@ from recorders.graphs.device import Accumulators
 from recorders.graphs.ring import GraphRing, Share
 from recorders.recordings.distributed.placement import Placement
 from recorders.ring.changes import Changes
-from recorders.ring.ring import SMALL, Copies, PartialStates, Pending, Ring, bytes_of, partial_states_of
+from recorders.ring.ring import Copies, PartialStates, Pending, Ring, bytes_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State, TensorPart
 from reducers.core.states import check_states, without_values
@@ -140,13 +140,13 @@ class Buffer:
         """
         found: list[tuple[Any, Copies | PartialStates]] = []
         size = bytes_of(tensors)
-        if 0 < size <= SMALL:
+        if 0 < size <= Copies.largest:
             copies = Copies(paths, tensors)
             found.append((_key_of_copies(paths, tensors), copies))
             rings = stored.rings().values()
             if sum(ring.paths == paths for ring in rings) < SHAPES and copies.room.capacity(copies.size, len(rings) + 1) > 1:
                 return found
-        least = SMALL + 1 if size > SMALL and not self.reducer.ordered else 0
+        least = Copies.largest + 1 if size > Copies.largest and not self.reducer.ordered else 0
         states = partial_states_of(self.reducer, paths, tensors, least)
         if states is not None:
             key = _key_of_partial(paths, tensors)

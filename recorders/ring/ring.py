@@ -27,7 +27,6 @@ __all__ = [
     "LOOKS",
     "PARTIAL",
     "PARTIAL_ON",
-    "SMALL",
     "Copies",
     "LeafStatistic",
     "PartialStates",
@@ -159,7 +158,6 @@ class Ring(Pending):
         return other
 
 
-SMALL = 1 << 14  # the most bytes of an observation that is copied
 COPIES = Room(3 << 16, 1 << 25, 96)
 PARTIAL = Room(1 << 23, 1 << 28, 32)  # the launch that joins so many is 3 % of all
 PARTIAL_ON = {"cpu": Room(3 << 16, 1 << 25, 32)}  # devices that gain nothing by more memory: a join costs as much as what it saves
@@ -173,6 +171,7 @@ class Copies:
     """Writes copies of observations with equal shapes, dtypes and devices."""
 
     room = COPIES
+    largest = 1 << 14  # the most bytes of an observation that is copied
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> None:
         self.paths, self.size = paths, sum(x.nbytes for x in tensors)

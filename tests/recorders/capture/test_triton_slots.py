@@ -38,7 +38,7 @@ def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
-    monkeypatch.setattr(codecs, "SMALL", 8)
+    monkeypatch.setattr(codecs.Copies, "largest", 8)
     for room in (codecs.PARTIAL, *codecs.PARTIAL_ON.values()):
         monkeypatch.setattr(room, "most", 3)
 

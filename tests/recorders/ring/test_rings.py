@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recorders import ForwardMonitor, Monitor, OperandError, Recorder
 from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.distributed.placement import Placement
-from recorders.ring.ring import COPIES, LOOKS, SMALL, Copies, PartialStates, Ring
+from recorders.ring.ring import COPIES, LOOKS, Copies, PartialStates, Ring
 from reducers import EMA, Collect, FirstNonfinite, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.cpp import library
 
@@ -163,7 +163,7 @@ def test_autocast_and_inference_mode_take_the_lane_of_all_others(mode: Callable[
     assert not any(rows.is_inference() for ring in rings(monitor) for rows in _tensors(ring))
 
 
-@pytest.mark.parametrize("size", [8, SMALL], ids=["small", "big"])
+@pytest.mark.parametrize("size", [8, Copies.largest], ids=["small", "big"])
 def test_what_inference_mode_records_goes_on_outside_of_it_and_the_other_way_round(size: int) -> None:
     monitor = ForwardMonitor(Moments(), layer := nn.Identity())
     xs = [drawn(seed, size) for seed in range(12)]
