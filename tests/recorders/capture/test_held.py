@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
-from recorders.ring.ring import COPIES, SMALL, Copies, Ring
+from recorders.ring.ring import COPIES, Copies, Ring
 from reducers import EMA, Collect, Last, Mean, Moments, Product, Quantile, State, Statistic, Summary
 
 MOST = COPIES.most
@@ -179,7 +179,7 @@ def test_big_observations_are_not_copied() -> None:
     for reducer in (Mean(), Quantile()):
         monitor = ForwardMonitor(reducer, layer := nn.Identity())
         for _ in range(3):
-            layer(torch.ones(SMALL // 4 + 1))
+            layer(torch.ones(Copies.largest // 4 + 1))
         assert not any(isinstance(ring.codec, Copies) for ring in monitor.buffer.stored.rings().values())
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recorders import ForwardMonitor, Monitor, Recorder
 from recorders.ring import ring as codecs
-from recorders.ring.ring import SMALL
+from recorders.ring.ring import Copies
 from reducers import Activity, Extremes, Mean, Min, Moments, Norm, Quantile, Sparsity, State, Statistic, Sum, Summary
 from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels.cpp import library
@@ -35,7 +35,7 @@ DATA = ("normal", "mean 1e4", "not finite", "nothing finite")
 
 def drawn(seed: int, *shape: int) -> Tensor:
     """Numbers of one kind after another; too many to wait as they are, unless a shape is given."""
-    x = torch.randn(shape or (7, 3, SMALL // 64), generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(shape or (7, 3, Copies.largest // 64), generator=torch.Generator().manual_seed(seed))
     kind = DATA[seed % len(DATA)]
     if kind == "not finite":
         x.view(-1)[::7], x.view(-1)[::11], x.view(-1)[::5] = torch.nan, -torch.inf, 0

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Monitor, Recorder, load
 from recorders.ring import ring as codecs
-from recorders.ring.ring import SMALL, Ring
+from recorders.ring.ring import Copies, Ring
 from reducers import EMA, Mean, Moments, Reducer, State, Statistic, Sum, Summary
 from reducers.kernels import waiting
 
 MOST = codecs.PARTIAL.most
-SIZE = SMALL // 4 + 3
+SIZE = Copies.largest // 4 + 3
 BY_COLUMNS: dict[tuple[str, ...], Statistic] = {
     tuple(kind.columns.values()): kind for kind in (Mean("b c -> c"), Moments("b c -> c"), Summary("b c -> c"), Sum("b c -> c"))
 }
