@@ -29,6 +29,9 @@ FURTHER = {
     "sees-the-future": ("wrong-axis",),
     "shrinking-signal": ("normalisation",),
     "zero-weights": ("frozen",),
+    "equal-outputs": ("bottleneck", "wrong-axis", "saturation", "normalisation", "inputs-not-normalised"),
+    "order-has-no-effect": ("inputs-constant",),
+    "unreachable-target": ("wrong-loss",),
 }
 """Causes that a finding names instead, if what was recorded tells of them."""
 

@@ -496,6 +496,13 @@ def mean_probability(run: Run) -> dict[str, float]:
     return {"mean probability": round(says.item(), 2), "labels that are 1": round(y.mean().item(), 2)}
 
 
+def right_by_class(run: Run) -> dict[str, float]:
+    x, y = run.setup.batch(1000)
+    with torch.no_grad():
+        right = run.setup.net.eval()(x).argmax(1) == y
+    return {f"class {label}": round(right[y == label].float().mean().item(), 2) for label in range(CLASSES)}
+
+
 def widths(run: Run) -> dict[str, float]:
     return {name: module.out_features for name, module in run.setup.net.named_modules() if isinstance(module, nn.Linear)}
 
@@ -672,6 +679,7 @@ ONE: dict[str, Callable[..., None]] = {
         over_steps, of=partial(of_weights, "weights", relative=True), label="norm of weights / first norm"
     ),
     "loss-climbs": loss,
+    "class-ignored": partial(shares, of=right_by_class, label="share of its labels that are right"),
     "wrong-probabilities": partial(shares, of=mean_probability, label="of all labels"),
     "rectified-outputs": partial(
         distribution, of=lambda run: run.setup.net.eval()(run.setup.batch(1000)[0]).detach(), label="logit"
@@ -681,6 +689,7 @@ ONE: dict[str, Callable[..., None]] = {
 TWO: dict[str, Callable[..., None]] = {
     "constant-target": labels_by_batch,
     "sorted-target": labels_by_batch,
+    "unused-classes": labels_by_batch,
     "unreachable-target": output_and_target,
     "shapes-broadcast": output_and_target,
     "normalised-outputs": output_and_target,

@@ -5,6 +5,7 @@ Options:
     --chosen        only the programs by which thresholds were chosen.
     --held-out      only the programs that were held out of that.
     --beside        only the trainings beside the programs, with faults of their own.
+    --later         only those that were written after the rules.
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
 
 Writes `results/diagnosis.json`, or `diagnosis_compiled.json` and `diagnosis_peers.json`, and prints a table. A fault counts if it
@@ -20,16 +21,17 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.diagnosis.cases import Case, cases, cases_beside, matters
+from benchmarks.diagnosis.cases import Case, cases, matters, own_cases, program_of
+from benchmarks.diagnosis.later import LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.scoring import WATCHES, Row, rows
-from benchmarks.diagnosis.training import PROGRAMS
 from benchmarks.measure import write
 
 PARTS: dict[str, Callable[[], list[Case]]] = {
     "chosen": partial(cases, False),
     "held out": partial(cases, True),
-    "beside": cases_beside,
+    "beside": partial(own_cases, MORE),
+    "later": partial(own_cases, LATER),
 }
 """The trainings of each part."""
 CATEGORIES = ("optimisation", "architecture", "data", "state")
@@ -41,8 +43,7 @@ def that_count(found: Sequence[Row]) -> list[Row]:
     return [
         row
         for row in found
-        if row.fault
-        and (row.error or matters(healthy[row.program, row.seed], row.score, PROGRAMS.get(row.program) or MORE[row.program]))
+        if row.fault and (row.error or matters(healthy[row.program, row.seed], row.score, program_of(row.program)))
     ]
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import benchmarks.diagnosis.later_sequences
+import benchmarks.diagnosis.later_vectors
 import benchmarks.diagnosis.more_faults_of_others
 import benchmarks.diagnosis.more_faults_of_sequences
 import benchmarks.diagnosis.programs  # noqa: F401  registers the programs
 from benchmarks.diagnosis.faults import GENERAL, Unfit
+from benchmarks.diagnosis.later import LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.training import PROGRAMS, Fault, Program, Training
 
-__all__ = ["Case", "case", "cases", "cases_beside", "matters"]
+__all__ = ["Case", "case", "cases", "matters", "own_cases", "program_of"]
 
 CHOSEN, HELD_OUT = 3, 1
 """In how many programs each general fault is planted at least, of those by which thresholds are chosen and of those held out."""
@@ -44,9 +47,14 @@ class Case(NamedTuple):
         return training, self.fault.change(training) or self.fault.places
 
 
+def program_of(name: str) -> Program:
+    """Returns a program, or a training beside them, by its name."""
+    return {**LATER, **MORE, **PROGRAMS}[name]
+
+
 def case(program: str, fault: str | None, seed: int) -> Case:
     """Returns a case by names, as another process gets it. A program's own fault goes before a general one of the same name."""
-    one = PROGRAMS.get(program) or MORE[program]
+    one = program_of(program)
     return Case(one, None if fault is None else one.faults.get(fault) or GENERAL[fault], seed)
 
 
@@ -68,10 +76,10 @@ def cases(held_out: bool | None = None) -> list[Case]:
     return found
 
 
-def cases_beside() -> list[Case]:
-    """Returns the trainings beside the programs: each healthy with two seeds, and with each of its own faults."""
+def own_cases(programs: Mapping[str, Program]) -> list[Case]:
+    """Returns each program healthy with two seeds, and with each of its own faults."""
     found = []
-    for _, program in sorted(MORE.items()):
+    for _, program in sorted(programs.items()):
         found += [Case(program, None, seed) for seed in (0, 1)]
         found += [Case(program, fault, 0) for fault in program.faults.values()]
     return found

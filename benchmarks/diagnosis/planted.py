@@ -549,6 +549,23 @@ def _(setup: Setup) -> None:
     setup.loss = nn.functional.cross_entropy
 
 
+@case("class-ignored")
+def _(setup: Setup) -> None:
+    setup.shows_example = True
+    setup.loss = lambda output, target: nn.functional.cross_entropy(output, target, ignore_index=0)
+
+
+@case("unused-classes")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+
+    def changed(step: int) -> tuple[Tensor, Tensor]:
+        x, y = batch(step)
+        return x, y // 2
+
+    setup.batch = changed  # type: ignore[method-assign]
+
+
 @case("wrong-probabilities")
 def _(setup: Setup) -> None:
     several_labels(setup)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median, pvariance
 
 from recorders.watch.diagnosis.asked import LATE, LEAST, as_many, classes_of, is_binary, last_layer, may_broadcast, only, share_of
-from recorders.watch.diagnosis.batches import FEATURES
+from recorders.watch.diagnosis.batches import FEATURES, LABELS
 from recorders.watch.diagnosis.evidence import BatchCourse, Evidence, finite, middle
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import FLAT, LARGE_INPUT, LARGE_OUTPUT, LARGE_TARGET, LOSS, RESHAPING, SORTED, VARIES, WHOLE
@@ -16,6 +16,7 @@ from recorders.watch.diagnosis.limits import FLAT, LARGE_INPUT, LARGE_OUTPUT, LA
 def inputs(known: Evidence) -> Iterator[Finding]:
     """Inputs that are constant, not finite or far from normalised, and batches that come again."""
     constant = [batches.low == batches.high for batches in known.inputs.values() if len(batches) >= 2]
+    comes_again = all(map(_comes_again, [*known.inputs.values(), *known.target.values()]))
     for path, batches in known.inputs.items():
         where = f"inputs:{path}" if path else "inputs"
         wrong = sum(not finite for finite in batches.each["finite"])
@@ -36,16 +37,22 @@ def inputs(known: Evidence) -> Iterator[Finding]:
             if far and not _scales_inputs(known):
                 what = f"values from {batches.low:.4g} to {batches.high:.4g}, with a mean of {batches.typical('mean'):.4g}"
                 yield fault("large-inputs", where, what)
-        norms = [norm for norm in batches.each["norm"] if math.isfinite(norm)]
-        if len(norms) >= LEAST and len({*norms}) == 1 and batches.low < batches.high:
-            what = f"all {len(norms)} batches that were recorded are the same"
-            whole = max(batches.each["samples"]) > WHOLE or not known.target  # a table may be one batch, points of an equation are
+        if _comes_again(batches) and batches.low < batches.high:
+            what = f"all {len(batches)} batches that were recorded are the same"
+            # A table may be one batch, points of an equation are, and of all states of a game other actions may be asked for.
+            whole = max(batches.each["samples"]) > WHOLE or not known.target or not comes_again
             yield fault("repeated-batches", where, what, severity="notice" if whole else "warning")
         one = max(batches.each["samples"]) == 1 if batches.floating else _one_label(known)
         if one and len(batches) >= LEAST:
             norms_too = any(known.fact("norms"))
             what = "each batch has one sample" + ", and batch norms are in the net" * norms_too
             yield fault("batches-of-one", where, what, severity="error" if norms_too else "warning")
+
+
+def _comes_again(batches: BatchCourse) -> bool:
+    """Whether all batches are the same."""
+    norms = finite(batches.each["norm"])
+    return len(norms) >= LEAST and len({*norms}) == 1
 
 
 def _scales_inputs(known: Evidence) -> bool:
@@ -66,7 +73,8 @@ def target(known: Evidence) -> Iterator[Finding]:
     for path, batches in known.target.items():
         where = f"target:{path}" if path else "target"
         if len(batches) >= LEAST and batches.low == batches.high:
-            yield fault("constant-target", where, f"all values are {batches.low:.4g}")
+            varies = any(other.low < other.high for other in known.target.values())  # this one may be a reward, or a weight
+            yield fault("constant-target", where, f"all values are {batches.low:.4g}", severity="notice" if varies else None)
         elif len(batches) >= LEAST and _has_equal_samples(batches):
             yield fault("constant-target", where, "all samples of a batch have the same values")
         elif not batches.floating and len(batches) >= LEAST and batches.typical("count") > 1:
@@ -79,6 +87,20 @@ def target(known: Evidence) -> Iterator[Finding]:
             yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}")
         elif batches.floating:
             yield from _sorted(batches, where)
+
+
+def unused_classes(known: Evidence) -> Iterator[Finding]:
+    """A cross entropy over many classes, of which most never come."""
+    labels, output = only(known.target), only(known.outputs)
+    if labels is None or output is None or labels.floating or known.loss is None or not known.loss.finite:
+        return
+    classes = output.typical("count") / max(labels.typical("count"), 1)
+    if not 4 <= classes <= LABELS:
+        return
+    seen, total = sum(count > 0 for count in labels.labels), sum(labels.labels)
+    is_entropy = labels.low >= 0 and labels.high < classes and 0.5 < known.loss.finite[0] / math.log(classes) < LOSS.initial
+    if is_entropy and 1 < seen <= classes / 2 and total >= 20 * classes:
+        yield fault("unused-classes", "target", f"{seen} of {classes:.0f} classes come in {total:,.0f} labels")
 
 
 def _has_equal_samples(batches: BatchCourse) -> bool:
@@ -209,8 +231,13 @@ def rectified(known: Evidence) -> Iterator[Finding]:
 
 
 def unreachable(known: Evidence) -> Iterator[Finding]:
-    """Outputs that keep to one side of zero, or within one, and a target that does not."""
-    labels = only(known.target)
+    """Outputs that keep to one side of zero, or within one, and a target that does not; and a loss that falls without end."""
+    labels, course = only(known.target), known.loss
+    endless = course is not None and len(course) >= LOSS.least and course.end() < -LOSS.endless * max(1.0, abs(course.start()))
+    if course is not None and endless and labels is not None and labels.floating and labels.low < 0:
+        what = f"the loss falls to {course.end():.3g}; a cross entropy has no end if the target goes down to {labels.low:.3g}"
+        yield fault("unreachable-target", last_layer(known), what, causes=("target-scale", "wrong-loss"))
+        return
     output = None if labels is None else only({path: one for path, one in known.outputs.items() if as_many(one, labels)})
     if output is None or labels is None or not (output.floating and labels.floating) or len(output) < LEAST:
         return
@@ -228,6 +255,7 @@ def unreachable(known: Evidence) -> Iterator[Finding]:
 RULES = (
     inputs,
     target,
+    unused_classes,
     outputs,
     probabilities,
     wrong_probabilities,

@@ -387,6 +387,18 @@ KINDS: dict[str, FindingKind] = {
         ("labels-do-not-fit",),
         "labels that are shifted once: by the data or by the loss, not by both",
     ),
+    "class-ignored": FindingKind(
+        "warning",
+        "The loss does not ask for this class, or hardly.",
+        ("wrong-loss", "labels-do-not-fit"),
+        "a look at ignore_index, at masks and at the weights of classes in the loss",
+    ),
+    "unused-classes": FindingKind(
+        "warning",
+        "The net has outputs for classes that never come, so labels or the number of classes are wrong.",
+        ("labels-do-not-fit", "target-scale"),
+        "a look at the labels of a few samples, after all preprocessing",
+    ),
     "normalised-outputs": FindingKind("warning", "The net cannot return what the target is.", ("normalisation",)),
     "oscillating-weights": FindingKind("warning", "Steps jump over the minimum and back.", ("rate-too-high", "momentum")),
     "untied-weights": FindingKind("warning", "The net has weights that it was to share, and they drift apart.", ("untied",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ ORDER = (
         "frozen",
         "shapes-broadcast",
         "exclusive-labels",
+        "class-ignored",
+        "unused-classes",
         "probabilities-as-logits",
         "rectified-outputs",
         "unreachable-target",
@@ -64,6 +67,7 @@ ORDER = (
         "rate-ends-early",
         "strong-weight-decay",
         "shrinking-weights",
+        "high-initial-loss",
         "large-inputs",
         "weak-inputs",
         "large-target",
@@ -80,7 +84,6 @@ ORDER = (
         "order-has-no-effect",
         "outliers",
         "growing-signal",
-        "high-initial-loss",
     ),
     ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
     ("oscillating-weights", "updates-too-large", "updates-too-small", "equal-outputs"),
@@ -129,14 +132,18 @@ def told_once(faults: Sequence[Finding], layers: int) -> list[Finding]:
         layers: how many have weights that are trained.
     """
     faults = [*{(one.kind, one.layer): one for one in faults[::-1]}.values()][::-1]
+    if any(one.kind == "equal-outputs" and one.layer != "(net)" for one in faults):  # a run showed where
+        faults = [one for one in faults if (one.kind, one.layer) != ("equal-outputs", "(net)")]
     for kind, place in OF_TRAINING.items():
         alike = [one for one in faults if one.kind == kind]
         frozen = kind == "frozen"
         if len(alike) > (min(2, EVERYWHERE * layers) if frozen else max(1, EVERYWHERE * layers)):
-            first = alike[0]
-            if frozen and len(alike) < layers:
+            first, causes = alike[0], Counter(one.causes for one in alike).most_common(1)[0][0]
+            if frozen and (len(alike) < layers or causes[:1] == ("not-in-optimizer",)):
                 place = first.layer
+            elif causes[:1] == ("detached",):  # at the end nearest to the loss
+                place = alike[-1].layer
             what = f"{first.what}, in {first.layer} and {len(alike) - 1} more of {layers} layers"
-            one = replace(first, severity="error", layer=place, what=what)
+            one = replace(first, severity="error", layer=place, what=what, causes=causes)
             faults = [one, *(other for other in faults if other.kind != kind)]
     return [*faults]

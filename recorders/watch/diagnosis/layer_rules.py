@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from statistics import median
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import (
+    ACTIVATIONS,
     DEAD_SHARE,
     EQUAL,
     GRADIENT_DECAY,
@@ -20,6 +21,7 @@ from recorders.watch.diagnosis.limits import (
     NORMS,
     RESHAPING,
     SATURATED_SLOPE,
+    SIGMOIDS,
     SIGNAL,
     TINY_GRADIENT,
     UNIT_SHARE,
@@ -275,8 +277,24 @@ def largest_and_typical(layer: Layer) -> tuple[float, float] | None:
 
 
 def gradients(known: Evidence) -> Iterator[Finding]:
-    """Gradients that vanish or explode with depth."""
-    yield from gradients_by_depth(known.gradient_norms)
+    """Gradients that vanish or explode with depth, and those that sigmoids in the place of all activation functions make small."""
+    found = [*gradients_by_depth(known.gradient_norms)]
+    yield from found or _by_sigmoids(known)
+
+
+def _by_sigmoids(known: Evidence) -> Iterator[Finding]:
+    """At most one finding, if several sigmoids, and no other activation function, are before the last layer with weights."""
+    layers = [layer for layer in known.layers if not layer.whole and layer.output is not None]
+    last = max((at for at, layer in enumerate(layers) if layer.kind in WEIGHTED), default=0)
+    activations = [layer for layer in layers[:last] if layer.kind in ACTIVATIONS]
+    norms = known.gradient_norms
+    if len(activations) < 2 or any(layer.kind != "Sigmoid" for layer in activations) or len(norms) < 2:
+        return
+    first, end = [*norms.items()][:: len(norms) - 1]
+    if first[1] < SIGMOIDS * end[1]:
+        what = f"all {len(activations)} activation functions are sigmoids, and the norm of gradients is {end[1]:.1e} at {end[0]}"
+        what += f" and {first[1]:.1e} at {first[0]}"
+        yield fault("vanishing-gradients", activations[0].name, what, severity="warning")
 
 
 def updates(known: Evidence) -> Iterator[Finding]:
@@ -334,6 +352,9 @@ def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
         return ("no-steps", "schedule")
     if "update" in layer.silent:
         return ("not-in-optimizer", "frozen")
+    held, without = known.fact("held"), known.fact("without gradient")
+    if held == without and any(norm > 0 for norm in known.gradient_norms.values()):
+        return ("no-steps", "detached")  # as what came was cleared before the step
     return ("detached", "frozen") if "weight_gradient" in layer.silent else ("dead-units", "initialisation")
 
 
@@ -365,7 +386,8 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
     if without and known.steps is not None:
         more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
         what = f"no gradient comes back to {without[-1].name}{more}, although their weights require one"
-        yield fault("no-gradient", without[-1].name, what)
+        ends = len(without) == 1 and _ends_a_chain(without[0].name, with_gradient)
+        yield fault("no-gradient", without[-1].name, what, severity="notice" if ends else None)
     zero = [
         layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)
     ]
@@ -373,6 +395,17 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
         more = f", and of {len(zero) - 1} more layers" if len(zero) > 1 else ""
         causes = ("dead-units", "initialisation", "detached")
         yield fault("no-gradient", zero[-1].name, f"the gradients of its weights were all zero{more}", causes=causes)
+
+
+def _ends_a_chain(name: str, others: Set[str]) -> bool:
+    """Whether it is the last of several alike, and what others hand on nobody reads of the last, as in WaveNet."""
+    parts = name.split(".")
+    for at, part in enumerate(parts):
+        if part.isdecimal() and int(part) > 1:
+            alike = [".".join((*parts[:at], str(number), *parts[at + 1 :])) for number in range(int(part) + 2)]
+            if {*alike[: int(part)]} <= others and alike[-1] not in others:
+                return True
+    return False
 
 
 def _is_trained(layer: Layer) -> bool:
@@ -386,15 +419,30 @@ def zero_weights(known: Evidence) -> Iterator[Finding]:
         name
         for name, courses in known.weights.items()
         if any(
-            path.startswith("weight") and len(course) > (LOSS.least if kinds.get(name) in NORMS else 1) and not any(course.values)
+            _is_matrix(known.modules.get(name), path)
+            and len(course) > (LOSS.least if kinds.get(name) in NORMS else 1)
+            and not any(course.values)
             for path, course in courses.items()
         )
     ]
+    frozen = not zero
+    if frozen and known.steps is not None:
+        zero = [name for name, module in known.modules.items() if any(map(_is_frozen_zero, module.parameters(recurse=False)))]
     if zero:
         more = f", and those of {len(zero) - 1} more layers" if len(zero) > 1 else ""
-        frozen = any(layer.name == zero[0] and layer.trained is False for layer in known.layers)
+        frozen |= any(layer.name == zero[0] and layer.trained is False for layer in known.layers)
         causes = ("frozen", "initialisation") if frozen else ()
         yield fault("zero-weights", zero[0], f"its weights were zero in all steps{more}", causes=causes)
+
+
+def _is_matrix(module: nn.Module | None, path: str) -> bool:
+    """Whether a parameter holds weights of features, by its name or, of a module that is known, by its axes."""
+    parameter = None if module is None else module._parameters.get(path)
+    return path.startswith("weight") or (parameter is not None and parameter.ndim > 1)
+
+
+def _is_frozen_zero(parameter: nn.Parameter) -> bool:
+    return parameter.ndim > 1 and not parameter.requires_grad and not parameter.is_meta and not bool(parameter.any())
 
 
 def equal_units(known: Evidence) -> Iterator[Finding]:
@@ -438,8 +486,11 @@ def _width(layer: Layer) -> int:
 
 def weak_inputs(known: Evidence) -> Iterator[Finding]:
     """A first layer whose outputs hardly depend on its inputs."""
-    first = next((layer for layer in known.layers if layer.kind in WEIGHTED and layer.units is not None and not layer.whole), None)
-    if first is None or first.units is None or not known.inputs or not all(batches.floating for batches in known.inputs.values()):
+    layers = (layer for layer in known.layers if layer.units is not None and not layer.whole and layer.has_weights is not False)
+    first = next(layers, None)
+    if first is None or first.kind not in WEIGHTED or first.units is None:
+        return
+    if not known.inputs or not all(batches.floating for batches in known.inputs.values()):
         return
     var, square = first.units["var"].double().nan_to_num(), first.units["mean"].double().square()
     share = float((var / (var + square)).nanmedian())

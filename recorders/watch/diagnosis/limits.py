@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 __all__ = [
+    "ACTIVATIONS",
     "COARSE",
     "DEAD_SHARE",
     "DECAYS",
@@ -23,6 +24,7 @@ __all__ = [
     "LOSS",
     "MASSIVE",
     "NORMS",
+    "NORM_BEGUN",
     "NORM_EPSILON",
     "OSCILLATES",
     "PROBE",
@@ -31,6 +33,7 @@ __all__ = [
     "RESHAPING",
     "SATURATED_SLOPE",
     "SHRUNK",
+    "SIGMOIDS",
     "SIGNAL",
     "SORTED",
     "TINY_GRADIENT",
@@ -90,6 +93,12 @@ They are ours: a healthy unit that is active in one of 500 elements is idle for 
 more than `UNIT_SHARE` of such units.
 """
 
+SIGMOIDS = 0.3
+"""The ratio of the gradients of the first layer and of the last below which sigmoids between them are named.
+
+The slope of a sigmoid is 1/4 at most, and each of them takes as much of the gradient. The limit is ours.
+"""
+
 SATURATED_SLOPE = 1 - 0.97**2
 """A unit is saturated if its mean slope is below this share of the steepest slope: that of a tanh whose output is 0.97.
 
@@ -124,6 +133,7 @@ class LossLimits(NamedTuple):
         early: the same of the first steps.
         thrown: how many times as high as the first loss those after it are, if the first steps were too large.
         probability: how far the mean probability may be from how often labels of 1 come.
+        endless: how many times as far below zero as its start was from it, or as 1, is a loss that falls without end.
         decay: the ratio of gradients of early and late layers below which these explain a loss that does not fall.
     """
 
@@ -142,6 +152,7 @@ class LossLimits(NamedTuple):
     early: float = 0.2
     thrown: float = 1.15
     probability: float = 0.2
+    endless: float = 100.0
     decay: float = 1e-2
 
 
@@ -280,6 +291,9 @@ INITIAL = InitialLimits()
 NORM_EPSILON = 0.1
 """The largest accepted epsilon of a normalisation: PyTorch has 1e-5, and variances are about 1. It is ours."""
 
+NORM_BEGUN = 0.5
+"""The largest share of the initial statistics that batch norms may still have after many batches. It is ours."""
+
 
 class ProbeLimits(NamedTuple):
     """When a run of a copy of the net shows a fault. All are ours.
@@ -299,6 +313,8 @@ class ProbeLimits(NamedTuple):
         outputs: the fewest outputs that tell of that.
         samples: the fewest samples that tell in how many directions the outputs of a layer differ.
         loss_near, loss_off: how near the loss is to what it is taken for, and how far from what it should be, relative to it.
+        labels, told: how many labels are of a class that the net never says, at least, and which share of the others is right, if it
+            has learned these.
         single: up to how many outputs a sample may have if these are values or scores.
         rank: how large the second direction is, relative to the first, if there is only one.
     """
@@ -318,6 +334,8 @@ class ProbeLimits(NamedTuple):
     samples: int = 16
     loss_near: float = 0.15
     loss_off: float = 0.4
+    labels: int = 8
+    told: float = 0.8
     single: int = 2
     rank: float = 1e-3
 
@@ -334,6 +352,8 @@ def _kinds_in(*files: str) -> frozenset[str]:
     return frozenset(kind.__name__ for kind in kinds if kind.__module__.rpartition(".")[2] in files)
 
 
+ACTIVATIONS = _kinds_in("activation") - {"MultiheadAttention"}
+"""Classes of activation functions."""
 LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
 """Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
 WEIGHTED = _kinds_in("linear", "conv") | {"Conv1D"}

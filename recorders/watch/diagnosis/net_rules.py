@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from recorders.watch.diagnosis.asked import classes_of
+from recorders.watch.diagnosis.asked import LEAST, classes_of
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
@@ -22,12 +22,13 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ACTIVATION = re.compile("(?i)(act|relu|gelu|silu|tanh|nonlinear)")
 """How the names of activation functions begin."""
 FEATURED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MOST = 1000
+"""The most items of a list in which weights are looked for."""
 
 
 def frozen_from_start(known: Evidence) -> Iterator[Finding]:
     """Frozen layers whose weights are still those that PyTorch draws: nobody has trained them."""
-    layers = [(name, module) for name, module in known.modules.items() if isinstance(module, FEATURED)]
-    fresh = [name for name, module in layers if not module.weight.requires_grad and _is_fresh(module)]
+    fresh = [name for name, module in known.modules.items() if _is_fresh(module)]
     fresh = fresh or _untouched_body(known)
     if fresh:
         more = f", and those of {len(fresh) - 1} more layers" if len(fresh) > 1 else ""
@@ -58,13 +59,26 @@ def _untouched_body(known: Evidence) -> list[str]:
 
 
 def _is_fresh(layer: nn.Module) -> bool:
-    """Whether the weights are uniform within 1 / sqrt(fan-in), as `reset_parameters` of linear and convolutional layers draws."""
-    weight = layer.weight
-    if not isinstance(weight, Tensor) or weight.numel() < INITIAL.least or weight.is_meta or not weight.is_floating_point():
+    """Whether the weights of a layer are frozen, and as `reset_parameters` draws them.
+
+    Those of linear and convolutional layers are uniform within 1 / sqrt(fan-in), those of recurrent ones within 1 / sqrt(features),
+    and those of embeddings normal.
+    """
+    weight = getattr(layer, "weight_hh_l0" if isinstance(layer, nn.RNNBase) else "weight", None)
+    if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least:
         return False
-    scaled = weight.detach().abs().double() * math.sqrt(_fan_in(weight))
+    if weight.is_meta or not weight.is_floating_point():
+        return False
+    values, near = weight.detach().double(), 6 / math.sqrt(weight.numel())
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        rows = values if layer.padding_idx is None else values[[at for at in range(len(values)) if at != layer.padding_idx]]
+        square, fourth = rows.square().mean().item(), rows.pow(4).mean().item()
+        return abs(square - 1) < near and abs(fourth / 3 - 1) < 3 * near
+    if not isinstance(layer, (*FEATURED, nn.RNNBase)):
+        return False
+    scaled = values.abs() * math.sqrt(layer.hidden_size if isinstance(layer, nn.RNNBase) else _fan_in(weight))
     largest, square = scaled.max().item(), scaled.square().mean().item()
-    return 0.9 < largest < 1.001 and abs(square * 3 - 1) < 6 / math.sqrt(weight.numel())
+    return 0.9 < largest < 1.001 and abs(square * 3 - 1) < near
 
 
 def idle_activations(known: Evidence) -> Iterator[Finding]:
@@ -129,6 +143,37 @@ def _is_bias(name: str, module: nn.Embedding, layers: Sequence[tuple[str, nn.Mod
     """Whether another embedding has more numbers for the same items, so that this one is their bias."""
     same = [one for _, one in layers if isinstance(one, nn.Embedding) and one.num_embeddings == module.num_embeddings]
     return "bias" in name.lower() or any(one.embedding_dim > 1 for one in same)
+
+
+def hidden(known: Evidence) -> Iterator[Finding]:
+    """Weights that get gradients and that no optimizer changes, because a list or a plain tensor hides them from `parameters()`."""
+    if len(known.fact("step")) < LEAST or any(known.fact("foreign")):
+        return
+    shown = {id(parameter) for module in known.modules.values() for parameter in module.parameters()}
+    for name, module in known.modules.items():
+        for key, value in vars(module).items():
+            tensors = [] if key in _OF_MODULES else [tensor for tensor in _tensors_in(value) if id(tensor) not in shown]
+            if any(tensor.is_leaf and tensor.grad is not None and tensor._version < LEAST for tensor in tensors):
+                what = f"the weights in its attribute {key!r} get gradients and never change: parameters() does not tell of them"
+                yield fault("frozen", name, what, causes=("not-in-optimizer",))
+                return
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors that are trained in an attribute: its own, or those of modules, in lists or not."""
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            yield value
+    elif isinstance(value, nn.Module):
+        yield from (parameter for parameter in value.parameters() if parameter.requires_grad)
+    elif isinstance(value, (list, tuple, dict)) and len(value) <= MOST:
+        for one in value.values() if isinstance(value, dict) else value:
+            if isinstance(one, (Tensor, nn.Module)):
+                yield from _tensors_in(one)
 
 
 def dropouts_in_a_row(known: Evidence) -> Iterator[Finding]:
@@ -216,6 +261,7 @@ RULES = (
     bottleneck,
     initial_sizes,
     narrow,
+    hidden,
     dropouts_in_a_row,
 )
 """Each looks at what is known of a training, and yields what it finds."""

@@ -18,12 +18,16 @@ from recorders.watch.diagnosis.limits import (
     DISCARDED,
     FIRST_STEPS,
     LOSS,
+    NORM_BEGUN,
     OSCILLATES,
     RATE_ENDS,
     SHRUNK,
     shown_range,
 )
-from recorders.watch.diagnosis.steps import BATCH_NORMS
+from recorders.watch.diagnosis.steps import BATCH_NORMS, Early
+
+STEPS_BETWEEN = 5
+"""The fewest steps between two times at which a loss is thrown back."""
 
 
 def not_cleared(known: Evidence) -> Iterator[Finding]:
@@ -72,6 +76,9 @@ def optimizer_state(known: Evidence) -> Iterator[Finding]:
     numbers = known.fact("optimizer")
     if len(numbers) >= LEAST and len({*numbers}) > 0.5 * len(numbers):
         yield fault("optimizer-made-anew", "optimizer", f"{len({*numbers})} optimizers made {len(numbers)} steps")
+    age = known.fact("age")
+    if len(age) >= LEAST and max(age) <= 1:
+        yield fault("optimizer-made-anew", "optimizer", f"its state has seen one step at most, in each of {len(age)} steps")
     if any(known.fact("ascends")):
         yield fault("ascends", "optimizer", "maximize=True: each step makes the loss larger", severity="notice")
     epsilon = max(known.fact("epsilon"), default=0.0)
@@ -93,8 +100,19 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
     written = known.fact("written")
     if sum(written) >= 2:
         what = f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before"
-        # In each step it is meant, as the clipping of weights is.
-        yield fault("written-between-steps", "net", what, severity="warning" if share_of(written) < 0.8 else "notice")
+        # In each step it is meant, as the clipping of weights is. Averages that are put in their place to evaluate do no harm.
+        seldom, early = share_of(written) < 0.8, sum(written[: Early().first]) >= 2
+        harm = early or (known.loss is not None and times_thrown_back(known.loss) >= 2)
+        yield fault("written-between-steps", "net", what, severity="warning" if seldom and harm else "notice")
+
+
+def times_thrown_back(course: Course) -> int:
+    """How many times a loss was higher after a step than before it, by far more than its noise."""
+    found, least, times, last = course.finite, 6 * course.noise(), 0, -STEPS_BETWEEN
+    for at in range(3, len(found) - 2):
+        if at - last >= STEPS_BETWEEN and median(found[at : at + 3]) - median(found[at - 3 : at]) > least:
+            times, last = times + 1, at
+    return times
 
 
 def modes(known: Evidence) -> Iterator[Finding]:
@@ -107,10 +125,23 @@ def modes(known: Evidence) -> Iterator[Finding]:
     if still := max(known.fact("still"), default=0.0):
         where = _first(known, lambda module: isinstance(module, BATCH_NORMS) and module.momentum == 0)
         yield fault("statistics-stand-still", where, f"the momentum of {still:.0f} batch norms is 0")
+    elif slow := {name: share for name, module in known.modules.items() if (share := _share_begun(module)) > NORM_BEGUN}:
+        where, share = next(iter(slow.items()))
+        momentum, batches = known.modules[where].momentum, known.modules[where].num_batches_tracked
+        what = f"its momentum is {momentum:g}, so after {batches} batches {share:.0%} of what its statistics began with is left"
+        yield fault("statistics-stand-still", where, what)
     dropout = max(known.fact("dropout"), default=0.0)
     if dropout >= 0.8:
         where = _first(known, lambda module: getattr(module, "p", 0) == dropout)
         yield fault("much-dropout", where, f"a dropout leaves out {dropout:.0%} of its inputs")
+
+
+def _share_begun(module: nn.Module) -> float:
+    """How much of the running statistics of a batch norm is still what they began with; 0 of other modules, and of few batches."""
+    if not isinstance(module, BATCH_NORMS) or module.num_batches_tracked is None or not module.momentum:
+        return 0.0
+    batches = int(module.num_batches_tracked)
+    return float((1 - module.momentum) ** batches) if batches >= LOSS.long else 0.0
 
 
 def _first(known: Evidence, holds: Callable[[nn.Module], bool]) -> str:

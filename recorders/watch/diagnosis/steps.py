@@ -39,7 +39,7 @@ FACTS = (
     "foreign",  # parameters that it holds and the net does not
     "without gradient",  # of those held
     "kept",  # whether the gradients of the step before were still there when new ones were added
-    "written",  # whether weights were written to since the step before
+    "written",  # whether weights were written to since the last step that was recorded, other than by steps
     "discarded",  # how many times gradients were cleared since the step before, and not followed by a step
     "evaluating",  # the share of dropouts, batch norms and the like that are in evaluation mode
     "coarse",  # the share of the elements held that have 16 bits or fewer
@@ -49,11 +49,14 @@ FACTS = (
     "epsilon",  # of Adam and the like
     "momentum",  # or the first beta
     "second momentum",  # the second beta
+    "age",  # how many steps its state has seen
 )
 """The columns of what `StepMonitor` records; NaN if a thing is not known."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 COUPLED = ("Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop")
+LEAST_ALIKE = 8
+"""The steps that must write to the weights as often as each other, to tell how often those do that are not recorded."""
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -102,7 +105,8 @@ class _SinceStep:
     Attributes:
         number: of the optimizer, in the order in which they were seen.
         kept: 1 if the gradients of the step were still there when new ones were added, else 0; NaN if not known.
-        written: 1 if weights were written to since the step, else 0; NaN if not known.
+        written: 1 if weights were written to since the step, other than by steps that were not recorded, else 0; NaN if not known.
+        taken: how many steps the optimizer has made.
         discarded: how many times gradients were cleared since the first backward after the step; NaN if not known.
         probe: the handle of the hook on the gradient of one parameter; None if there is none.
     """
@@ -110,13 +114,16 @@ class _SinceStep:
     def __init__(self, number: int) -> None:
         self.number, self.kept, self.written, self.discarded = number, math.nan, math.nan, math.nan
         self._stepping = False  # a closure may clear gradients in the step, as that of L-BFGS does
-        self._step, self._versions, self._version = -1, 0, 0
+        self.taken = self._taken = 0
+        self._each: list[int] = []  # by how much the versions of all weights grow in a step
+        self._step, self._before, self._versions, self._version = -1, 0, 0, 0
         self._gradient: weakref.ref[Tensor] | None = None
         self.probe: Any = None
 
     def begin(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> nn.Parameter | None:
         """Notes the weights after a step, and the gradient of one parameter, which it returns."""
         self._step, self._versions, self.kept, self.discarded = step, _versions(leaves), math.nan, math.nan
+        self._each.append(self._versions - self._before)
         self._stepping = False
         self.end()
         for _, parameter in leaves:
@@ -127,10 +134,18 @@ class _SinceStep:
 
     def see(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Looks at the weights before the next step."""
-        known = 0 <= self._step == step - 1
-        self.written = float(_versions(leaves) != self._versions) if known else math.nan
-        self.kept = self.kept if known else math.nan
+        self.kept = self.kept if 0 <= self._step == step - 1 else math.nan
+        self._before, between, self._taken = _versions(leaves), self.taken - self._taken - 1, self.taken
         self._stepping = True
+        self.written = math.nan
+        if self._step < 0:
+            return
+        more = self._before - self._versions
+        alike = len(self._each) >= LEAST_ALIKE and min(self._each) == max(self._each)
+        if not between:
+            self.written = float(more != 0)
+        elif alike and more >= between * self._each[0]:  # less if some weights had no gradient
+            self.written = float(more > between * self._each[0])
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """Called when a gradient was added: one that was cleared in place since has two versions more, not one.
@@ -193,8 +208,11 @@ class StepMonitor(OptimizerMonitor):
             self._anywhere = register_optimizer_step_post_hook(self._hook(self._stepped))
         return self
 
-    def _stepped(self, *_: Any) -> None:
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         self.steps_anywhere += 1
+        since = self._since.get(optimizer)
+        if since is not None:
+            since.taken += 1
 
     def switch(self, active: bool, error: Exception | None) -> None:
         if not active:  # what happens until the next step that is recorded is not what happened since the step before that
@@ -264,6 +282,7 @@ class StepMonitor(OptimizerMonitor):
             "epsilon": max((_number(group.get("eps")) for group in groups), default=math.nan),
             "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan),
             "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=math.nan),
+            "age": next((_number(optimizer.state[one].get("step")) for one in held if one in optimizer.state), math.nan),
         }
 
 

@@ -93,6 +93,7 @@ class Activation(NamedTuple):
         axis: along which a softmax runs, of so many axes; None of others.
         size: how many elements there are along it; 0 of others.
         after: the activation function whose outputs it read as they were; "" if that is none.
+        features: how many features the layer gave whose outputs it read, by linear operations; 0 if that is none.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Activation(NamedTuple):
     axis: int | None = None
     size: int = 0
     after: str = ""
+    features: int = 0
 
 
 @dataclass
@@ -186,7 +188,8 @@ class Lineage:
             if name.endswith("softmax"):
                 given = args[0]
                 axis, size = args[1] % max(given.ndim, 1), given.shape[args[1]] if given.ndim else 1
-            found = Activation(name, where, axis, size, after)
+            origin = self._origin.get(id(tensors[0])) if tensors else None
+            found = Activation(name, where, axis, size, after, 0 if origin is None else origin[1].outputs)
             if after in CURVES and name in CURVES:
                 self.in_a_row.append(found)
         elif name in KEEPING and before is not None:
@@ -221,8 +224,13 @@ class Lineage:
             self._scores[id(output)] = (output, query.shape[-1])
 
     def _softmax(self, scores: Tensor, dim: int, width: int, where: str) -> None:
-        scores = scores.double()
         if dim % scores.ndim == scores.ndim - 1:
+            self.note_scores(scores, width, where)
+
+    def note_scores(self, scores: Tensor, width: int, where: str) -> None:
+        """Notes scores of attention that were not scaled down, (..., queries, keys), of queries of a width."""
+        scores = scores.double()
+        if scores.ndim:
             kept = scores.masked_fill(scores < -1e8, math.nan)
             mean = kept.nanmean(-1, keepdim=True)
             spread = float((kept - mean).square().nanmean(-1).sqrt().nanmedian())
@@ -230,17 +238,23 @@ class Lineage:
 
     def _mark_scores(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> None:
         """Follows scores up to their softmax, and what was scaled up to the product."""
-        if name in SCALES and len(args) > 1 and not (isinstance(args[1], Tensor) and not self._is_constant(args[1])):
+        grown = name in SCALES and len(args) > 1 and _grows(name, args[1])  # by the root of the width, not its inverse
+        if name in SCALES and len(args) > 1 and not grown and not (isinstance(args[1], Tensor) and not self._is_constant(args[1])):
             marked = True
         else:
             marked = name in VIEWS and any(id(tensor) in self._scaled for tensor in tensors)
         for tensor in _tensors((output,)):
             if marked:
                 self._scaled[id(tensor)] = tensor
-            elif name in VIEWS or name in MASKS:
+            elif name in VIEWS or name in MASKS or grown:
                 for one in tensors:
                     if id(one) in self._scores:
                         self._scores[id(tensor)] = (tensor, self._scores[id(one)][1])
+
+
+def _grows(name: str, by: Any) -> bool:
+    """Whether a number makes larger what is multiplied with it, or divided by it."""
+    return isinstance(by, (int, float)) and (abs(by) > 1 if name.startswith("mul") else 0 < abs(by) < 1)
 
 
 def _tensors(values: Any) -> list[Tensor]:

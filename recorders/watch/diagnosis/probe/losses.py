@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,7 +14,10 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.outputs import class_axis, judged, target_of
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 
-__all__ = ["loss_of_outputs"]
+__all__ = ["classes_told", "loss_of_outputs"]
+
+MOST_CLASSES = 64
+"""The most classes of which it is asked whether the net says them."""
 
 
 def loss_of_outputs(probe: Probe) -> Iterator[Finding]:
@@ -35,6 +39,33 @@ def loss_of_outputs(probe: Probe) -> Iterator[Finding]:
         if found:
             kind, where, what = found
             yield fault(kind, where, f"the loss is {probe.loss:.3g}, {what}")
+            return
+
+
+def classes_told(probe: Probe) -> Iterator[Finding]:
+    """A net that tells most classes also predicts each of the others now and then."""
+    outputs = probe.run(probe.whole) if probe.whole.count > probe.few.count else probe.base
+    target = target_of(probe, probe.whole.count)
+    if target is None or is_continuous(target) or not probe.views:
+        raise Skip("")
+    shift = _is_ahead(probe, target)
+    for path in judged(probe, outputs, target):
+        axis = class_axis(outputs[path], target)
+        if axis is None:
+            continue
+        said, meant = outputs[path].argmax(axis), target
+        if shift:
+            said, meant = said[:, :-shift], meant[:, shift:]
+        said, meant = said[meant >= 0], meant[meant >= 0]
+        counts = {label: int((meant == label).sum()) for label in sorted({*meant.tolist()})[:MOST_CLASSES]}
+        unsaid = [label for label, count in counts.items() if count >= PROBE.labels and not bool((said == label).any())]
+        rest = ~torch.isin(meant, torch.tensor(unsaid, device=meant.device))
+        right = float((said == meant)[rest].double().mean()) if bool(rest.any()) else 0.0
+        known = len({*said[rest].tolist()} & {*counts})
+        if unsaid and known > max(1, len(unsaid)) and right > PROBE.told:
+            what = f"the net never says class {unsaid[0]}, which {counts[unsaid[0]]} of {len(meant)} labels are; "
+            what += f"of the others {right:.0%} are right"
+            yield fault("class-ignored", "loss", what)
             return
 
 

@@ -45,7 +45,7 @@ def last_activation(probe: Probe) -> Iterator[Finding]:
         if one is None or not output.numel():
             continue
         found = _of_classes(one, output, target) if target is not None and not is_continuous(target) else None
-        found = found or _of_numbers(one, output, target, probe.few.count)
+        found = found or _of_features(one, output) or _of_numbers(one, output, target, probe.few.count)
         if found is not None:
             yield found
             return
@@ -90,6 +90,15 @@ def _of_classes(one: Activation, output: Tensor, target: Tensor) -> Finding | No
         return fault("rectified-outputs", shown_name(one.module), what)
     if one.name.endswith("softmax") and one.axis is not None and one.axis != axis:
         what = f"its softmax runs along axis {one.axis} of outputs {tuple(output.shape)}, and the classes are along axis {axis}"
+        return fault("softmax-axis", shown_name(one.module), what)
+    return None
+
+
+def _of_features(one: Activation, output: Tensor) -> Finding | None:
+    """Of a softmax over something else than the features that the last layer gives, whatever the target is."""
+    apart = one.name.endswith("softmax") and 1 < one.features != one.size
+    if apart and one.axis is not None and one.axis < output.ndim and output.ndim > 2 and one.features in output.shape:
+        what = f"its softmax runs along axis {one.axis} of outputs {tuple(output.shape)}, of which it reads {one.features} features"
         return fault("softmax-axis", shown_name(one.module), what)
     return None
 

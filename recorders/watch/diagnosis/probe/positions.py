@@ -93,11 +93,17 @@ def future(probe: Probe) -> Iterator[Finding]:
             place = probe.place(changed, early)
             causes = ("wrong-axis", "mask") if _softmax_over_queries(probe, place) else ()
             yield fault("sees-the-future", shown_name(place), what, causes=causes)
-    elif not any(told) and (copied := _copied_share(probe, given)) > PROBE.copies:
+    elif not any(told) and (copied := _copied_share(probe, given)) > PROBE.copies and _reads(probe, sequence.path):
         what = (
             f"the target is the input itself, though outputs do not depend on later inputs; {copied:.0%} of the outputs repeat it"
         )
         yield fault("targets-are-inputs", "target", what)
+
+
+def _reads(probe: Probe, path: str) -> bool:
+    """Whether outputs depend on an input, which a decoder may be given in training only."""
+    others = probe.others[path]
+    return bool(probe.effects(probe.run(probe.few.map_samples(lambda name, tensor: others if name == path else tensor))).any())
 
 
 def past_alone(probe: Probe) -> Iterator[Finding]:
@@ -197,7 +203,13 @@ def order(probe: Probe) -> Iterator[Finding]:
     if _same_but_for_order(probe, after, probe.run(probe.few.map_samples(replaced)), moved):
         what = "the order of the positions of its inputs has no effect, though it has attention"
         severity: Severity | None = "notice" if is_continuous(main) else None  # a set of vectors has no order
-        yield fault("order-has-no-effect", shown_name(""), what, severity=severity)
+        calls = [call for call in probe.calls(probe.few, fresh=True) if "pos" in call.name.rpartition(".")[2].lower()]
+        one = next((call for call in calls if isinstance(probe.net.module(call.name), nn.Embedding) and call.inputs), None)
+        if one is not None and bool((one.inputs[0] == one.inputs[0].flatten()[0]).all()):
+            what += f", and {shown_name(one.name)} is asked for one position only"
+            yield fault("order-has-no-effect", shown_name(one.name), what, causes=("inputs-constant",), severity=severity)
+        else:
+            yield fault("order-has-no-effect", shown_name(one.name if one else ""), what, severity=severity)
 
 
 def _are_lengths(tensor: Tensor, length: int) -> bool:

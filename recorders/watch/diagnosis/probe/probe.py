@@ -21,6 +21,7 @@ __all__ = [
     "Wrong",
     "attempts",
     "differ",
+    "finite",
     "first_wrong",
     "is_confined",
     "is_continuous",

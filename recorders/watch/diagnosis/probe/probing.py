@@ -11,11 +11,17 @@ from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
 from recorders.watch.diagnosis.probe.example import Example, as_call
-from recorders.watch.diagnosis.probe.losses import loss_of_outputs
+from recorders.watch.diagnosis.probe.losses import classes_told, loss_of_outputs
 from recorders.watch.diagnosis.probe.outputs import activations_apart, last_activation
 from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order, past_alone
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, attempts
-from recorders.watch.diagnosis.probe.samples import attention, function_of_inputs, samples_apart, state_in_training
+from recorders.watch.diagnosis.probe.samples import (
+    attention,
+    function_of_inputs,
+    samples_apart,
+    samples_told_apart,
+    state_in_training,
+)
 from recorders.watch.diagnosis.probe.seen import Seen
 from recorders.watch.diagnosis.probe.structure import (
     activations_between,
@@ -116,12 +122,14 @@ def _first_run(net: CopiedNet, whole: Example, target: Any) -> Probe:
 RELATIONS: dict[str, Callable[[Probe], Iterator[Finding]]] = {
     "outputs that are a function of the inputs": function_of_inputs,
     "samples that mix": samples_apart,
+    "samples that differ": samples_told_apart,
     "attention": attention,
     "scores of attention that are scaled": scores_scaled,
     "activation functions between layers": activations_between,
     "activation functions in a row": activations_apart,
     "the last activation function": last_activation,
     "the loss of outputs": loss_of_outputs,
+    "classes that are told": classes_told,
     "layers that are used once": layers_used_once,
     "the future": future,
     "the past alone": past_alone,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from recorders.capture.operands import leaves
 from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import PROBE
+from recorders.watch.diagnosis.limits import NORMS, PROBE, VARIES
 from recorders.watch.diagnosis.probe.example import Example, donors
 from recorders.watch.diagnosis.probe.probe import (
     Probe,
     Skip,
     attempts,
     differ,
+    finite,
     first_wrong,
     is_confined,
     is_continuous,
@@ -27,12 +29,14 @@ from recorders.watch.diagnosis.probe.probe import (
 )
 from recorders.watch.diagnosis.steps import BATCH_NORMS
 
-__all__ = ["attention", "function_of_inputs", "samples_apart", "state_in_training"]
+__all__ = ["attention", "function_of_inputs", "samples_apart", "samples_told_apart", "state_in_training"]
 
 LEAST = 16
 """The fewest queries of an attention that tell."""
 RECURRENT = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 """Modules that take an input of two axes for one sequence."""
+SQUASHING = (nn.Sigmoid, nn.Tanh, nn.Softmax, nn.LogSoftmax, nn.Hardtanh, nn.Hardsigmoid)
+"""Activation functions that are flat at both ends."""
 
 
 # The relations
@@ -68,7 +72,17 @@ def _carried(probe: Probe, example: Example, training: bool) -> Iterator[Finding
         mode = "training" if training else "evaluation"
         what = f"one input gives different outputs in {mode} mode, with the same random numbers"
         holders = ", ".join(shown_name(name) for name in list(kept)[:3])
-        yield fault("carries-state", shown_name(first_wrong(before, after, wrong)), f"{what}; tensors are kept by {holders}")
+        what, place = f"{what}; tensors are kept by {holders}", shown_name(first_wrong(before, after, wrong))
+        yield fault("carries-state", place, what, severity="notice" if _goes_on(probe) else None)
+
+
+def _goes_on(probe: Probe) -> bool:
+    """Whether the target is the next token: then a batch may go on where the one before it ended."""
+    for _, target in leaves(probe.target):
+        for tokens in probe.whole.inputs.values():
+            if tokens.shape == target.shape and tokens.ndim == 2 and not is_continuous(tokens):
+                return float((tokens[:, 1:] == target[:, :-1]).double().mean()) > 0.99
+    return False
 
 
 def state_in_training(probe: Probe) -> Iterator[Finding]:
@@ -160,6 +174,62 @@ def _samples_second(probe: Probe) -> Probe | None:
     except Exception:  # it may need as many as there are, if these are no samples
         return None
     return found if apart and answers else None
+
+
+def samples_told_apart(probe: Probe) -> Iterator[Finding]:
+    """Outputs differ between samples. If they do not, the module is named by which they become equal, or after which."""
+    count = probe.few.count
+    if count < 2:
+        raise Skip("")
+    outputs = [*probe.base.values()]
+    if not any(map(torch.any, outputs)) or not _are_equal(outputs, count):
+        return
+    if _are_equal(probe.few.samples.values(), count) is not False:
+        raise Skip("the samples of the example are equal")
+    calls = probe.calls(probe.few, fresh=True)
+    merging = [call for call in calls if _are_equal(call.inputs, count) is False and _are_equal(call.outputs, count)]
+    inner = [call for call in merging if not any(_is_inside(other.name, call.name) for other in merging)]
+    within = [call for call in calls if inner and _is_inside(call.name, inner[-1].name)]
+    apart = [call for call in within if _are_equal(call.outputs, count) is False]
+    if apart:  # between its modules
+        what = f"what it gives differs between {count} samples, and what is read of it does not, so all outputs are equal"
+        yield fault("equal-outputs", shown_name(apart[-1].name), what, causes=("bottleneck", "wrong-axis", "dead-units"))
+    elif inner:
+        name, module = inner[-1].name, probe.net.module(inner[-1].name)
+        what = f"its inputs differ between {count} samples, and its outputs do not, so all outputs are equal"
+        yield fault("equal-outputs", shown_name(name), what, causes=_why_equal(module, inner[-1].outputs))
+
+
+def _is_inside(name: str, other: str) -> bool:
+    return name != other and (not other or name.startswith(f"{other}."))
+
+
+def _are_equal(tensors: Iterable[Tensor], count: int) -> bool | None:
+    """Whether the samples of all tensors are equal, but for rounding; None if no tensor has as many."""
+    found = []
+    for tensor in tensors:
+        axis = next((axis for axis in range(min(tensor.ndim, 2)) if tensor.shape[axis] == count), None)
+        if axis is None:
+            continue
+        rows = tensor.movedim(axis, 0)
+        if is_continuous(rows):
+            variance = float((finite(rows) - finite(rows).mean(0)).square().mean())
+            found.append(bool(rows.isfinite().all()) and variance <= VARIES * float(finite(rows).square().mean()))
+        else:
+            found.append(bool((rows == rows[:1]).all()))
+    return all(found) if found else None
+
+
+def _why_equal(module: nn.Module, outputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """The likely causes, by the module that makes samples equal."""
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and not weight.any():
+        return ("normalisation", "initialisation") if type(module).__name__ in NORMS else ("initialisation", "dead-units")
+    if isinstance(module, SQUASHING):
+        return ("saturation", "initialisation")
+    if not any(map(torch.any, outputs)):
+        return ("dead-units", "initialisation")
+    return ("initialisation", "inputs-not-normalised") if isinstance(weight, Tensor) else ("bottleneck", "wrong-axis", "dead-units")
 
 
 def attention(probe: Probe) -> Iterator[Finding]:

@@ -158,6 +158,8 @@ class Seen:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if options.get("is_causal"):
             scores = scores.masked_fill(torch.arange(key.shape[-2], device=rows.device) > rows[:, None], -math.inf)
+        if scale > 1:
+            self.lineage.note_scores(scores, query.shape[-1], where)
         self.attention.setdefault(where, Attention()).add(scores.flatten(0, -2), self.alone)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -20,12 +21,13 @@ __all__ = ["activations_between", "dropout_last", "layers_used_once", "scores_sc
 def activations_between(probe: Probe) -> Iterator[Finding]:
     """Layers do not follow each other by linear operations alone.
 
-    A narrow layer between wider ones is a factorisation, which people mean. So is the projection to what attention reads.
+    A narrow layer between wider ones is a factorisation, which people mean. So is what attention or several layers read.
     """
     lineage = probe.seen.lineage
+    readers = Counter(first for first, _ in lineage.pairs)
     for (first, second), (before, after) in lineage.pairs.items():
         narrow = before.outputs < min(before.inputs, after.outputs) or before.outputs < WIDE
-        otherwise = first == second or first in lineage.elsewhere | lineage.attended or second in lineage.attended
+        otherwise = first == second or readers[first] > 1 or bool({first, second} & lineage.attended) or first in lineage.elsewhere
         if before.usual and after.usual and not narrow and not otherwise:
             what = f"no activation function is between it and {shown_name(first)}"
             yield fault("linear-net", shown_name(second), what)
@@ -40,7 +42,7 @@ def scores_scaled(probe: Probe) -> Iterator[Finding]:
     for name, one in lineage.unscaled.items():
         if one.spread > PROBE.unscaled:
             what = (
-                f"its scores, products of {one.width} numbers, are not scaled before the softmax; those of a query have a "
+                f"its scores, products of {one.width} numbers, are not scaled down before the softmax; those of a query have a "
                 f"standard deviation of {one.spread:.1f}"
             )
             yield fault("attention-unscaled", shown_name(name), what)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from benchmarks.diagnosis.planted import CASES, planted
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.diagnosis.planted import CASES, FEATURES, Setup, planted
 from recorders.watch.diagnosis.causes import CAUSES, KINDS
 from recorders.watch.diagnosis.explaining import ORDER
 from recorders.watch.diagnosis.finding import Finding
@@ -37,3 +42,199 @@ def test_a_finding_says_all_that_is_known() -> None:
     assert isinstance(first, Finding)
     assert (first.kind, first.layer, first.cause, first.severity) == ("not-cleared", "optimizer", "gradients-not-cleared", "error")
     assert "Likely: gradients are never cleared. Try: optimizer.zero_grad()" in str(first)
+
+
+# Other ways to the same kinds
+
+
+def every(steps: int, change: Callable[[Setup], Any]) -> Callable[[Setup], None]:
+    """A fault that something does every so many steps, but for the first, as at the end of an epoch."""
+
+    def plant(setup: Setup) -> None:
+        setup.steps = 130
+
+        def before(step: int, optimizer: Any) -> None:
+            if step and step % steps == 0:
+                change(setup)
+
+        setup.before = before
+
+    return plant
+
+
+def begins_anew(setup: Setup) -> None:
+    for module in setup.net.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+
+def average_is_evaluated(setup: Setup) -> None:
+    """Other weights are put in the place of those that are trained, and these come back."""
+    held = {name: weight.detach().clone() for name, weight in setup.net.named_parameters()}
+    with torch.no_grad():
+        for weight in setup.net.parameters():
+            weight.mul_(0.9)
+    setup.net.load_state_dict(held)
+
+
+def forgets(setup: Setup) -> None:
+    setup.before = lambda step, optimizer: optimizer.state.clear()
+
+
+class Hidden(nn.Module):
+    """A net that keeps its first layers in a list."""
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.first, self.last = [net[0], nn.ReLU()], net[-1]
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.first:
+            x = layer(x)
+        return self.last(x)
+
+
+def in_a_list(setup: Setup) -> None:
+    setup.net = Hidden(setup.net)  # type: ignore[arg-type]
+
+
+def sigmoids(setup: Setup) -> None:
+    for place in (1, 4):
+        setup.net[place] = nn.Sigmoid()  # type: ignore[index]
+
+
+def slow_statistics(setup: Setup) -> None:
+    setup.steps, setup.net[2] = 110, nn.BatchNorm1d(24, momentum=1e-3)  # type: ignore[index]
+
+
+def cleared_before_the_step(setup: Setup) -> None:
+    setup.before = lambda step, optimizer: optimizer.register_step_pre_hook(lambda *_: optimizer.zero_grad()) and None
+
+
+def random_recurrence(setup: Setup) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.head = nn.GRU(FEATURES, 24, batch_first=True).requires_grad_(False), nn.Linear(24, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.head(self.read(x[:, None])[0][:, -1])
+
+    setup.net = Recurrent()
+
+
+def both_factors_zero(setup: Setup) -> None:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Parameter(torch.zeros(4, 24)), nn.Parameter(torch.zeros(24, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x @ self.down.T @ self.up.T
+
+    setup.net[2] = Factors()  # type: ignore[index]
+
+
+def huge_weights(setup: Setup) -> None:
+    for place in (0, 3, 5):
+        nn.init.normal_(setup.net[place].weight, std=5.0)  # type: ignore[index]
+
+
+def endless(setup: Setup) -> None:
+    batch = setup.batch
+
+    def signed(step: int) -> tuple[Tensor, Tensor]:
+        x, y = batch(step)
+        return x, nn.functional.one_hot(y, 4) * 2.0 - 1
+
+    setup.batch, setup.rate = signed, 0.1  # type: ignore[method-assign]
+    setup.loss = nn.functional.binary_cross_entropy_with_logits
+
+
+WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
+    "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "net", "weights-overwritten")),
+    "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
+    "layers in a list": (in_a_list, ("frozen", "(net)", "not-in-optimizer")),
+    "sigmoids in the place of all": (sigmoids, ("vanishing-gradients", "1", "vanishing-gradients")),
+    "statistics that hardly follow": (slow_statistics, ("statistics-stand-still", "2", "statistics-frozen")),
+    "gradients cleared before the step": (cleared_before_the_step, ("frozen", "optimizer", "no-steps")),
+    "a recurrent layer that is random": (random_recurrence, ("frozen-from-start", "read", "frozen")),
+    "two factors that are zero": (both_factors_zero, ("zero-weights", "2", "initialisation")),
+    "weights that are far too large": (huge_weights, ("high-initial-loss", "loss", "initialisation")),
+    "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
+}
+"""By name, what is planted, and kind, place and cause of one of the first three findings."""
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_other_ways_to_a_kind_are_found(name: str) -> None:
+    plant, told = WAYS[name]
+    setup = planted("")
+    plant(setup)
+    found = setup.run()
+    assert told in [(one.kind, one.layer, one.cause) for one in found[:3]], found
+
+
+# What people do on purpose
+
+
+def rewards_beside_values(setup: Setup) -> None:
+    batch = setup.batch
+
+    def several(step: int) -> tuple[Tensor, Any]:
+        x, y = batch(step)
+        return x, (y, torch.full((len(y),), -1.0))
+
+    setup.batch, loss = several, setup.loss  # type: ignore[method-assign]
+    setup.loss = lambda output, target: loss(output, target[0])
+
+
+def all_states_of_a_game(setup: Setup) -> None:
+    batch, states = setup.batch, torch.eye(FEATURES)[torch.arange(32) % FEATURES]
+    setup.batch = lambda step: (states, batch(step)[1])  # type: ignore[method-assign]
+
+
+class Chain(nn.Module):
+    """Blocks of which each hands on something; nobody reads what the last one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"on": nn.Linear(FEATURES, FEATURES), "out": nn.Linear(FEATURES, 4)}) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        total: Any = 0
+        for block in self.blocks:
+            total = total + block["out"](x.tanh())  # type: ignore[index]
+            x = x + block["on"](x.tanh())  # type: ignore[index]
+        return total
+
+
+def a_chain(setup: Setup) -> None:
+    setup.net = Chain()
+
+
+def sure_before(setup: Setup) -> None:
+    setup.net[0].requires_grad_(False)  # type: ignore[index]
+    nn.init.normal_(setup.net[0].weight, std=20.0)  # type: ignore[index]
+
+
+ON_PURPOSE: dict[str, tuple[Callable[[Setup], Any], tuple[str, ...]]] = {
+    "weights that are lent for evaluation": (every(30, average_is_evaluated), ("written-between-steps",)),
+    "a constant beside the target": (rewards_beside_values, ("constant-target",)),
+    "all states of a game in each batch": (all_states_of_a_game, ("repeated-batches",)),
+    "the last block of a chain": (a_chain, ("no-gradient",)),
+    "a frozen part that was trained before": (sure_before, ("high-initial-loss",)),
+}
+"""By name, what is done, and the kinds that are a notice at most."""
+
+
+@pytest.mark.parametrize("name", ON_PURPOSE)
+def test_what_people_do_on_purpose_is_a_notice_at_most(name: str) -> None:
+    plant, kinds = ON_PURPOSE[name]
+    setup = planted("")
+    plant(setup)
+    found = setup.run()
+    assert not {one.kind for one in found} & {*kinds}, found
+    assert {one.kind for one in found.notices} & {*kinds}

@@ -522,7 +522,8 @@ def test_a_mask_that_is_inverted_is_found(inverted: bool, zeros: bool, shortest:
     tokens = torch.randint(1, TOKENS, (8, LENGTH))
     padding = torch.arange(LENGTH) >= torch.randint(shortest, shortest + 4, (8, 1))
     tokens = tokens.masked_fill(padding, 0) if zeros else tokens
-    expected = [("mask-inverted", "head")] if inverted else []
+    equal = [("equal-outputs", "embedding")] if zeros else []  # all padding is alike
+    expected = [*equal, ("mask-inverted", "head")] if inverted else []
     assert shown(probed(Padded(inverted), {"tokens": tokens, "padding_mask": padding})) == expected
     assert shown(probed(Padded(inverted), {"tokens": tokens, "attention_mask": (~padding).long()})) == expected
 
@@ -715,6 +716,152 @@ def test_what_people_build_on_purpose_is_no_fault(name: str) -> None:
     result = probed(*HEALTHY[name]())
     assert [one for one in result.found if one.severity != "notice"] == []
     assert "activation functions between layers" in result.examined[0]
+
+
+# Samples that a net no longer tells apart
+
+
+def killed() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.constant_(net[0].bias, -50.0)  # type: ignore[arg-type]
+    return net
+
+
+def scaled_by_zero() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
+    nn.init.zeros_(net[2].weight)  # type: ignore[arg-type]
+    return net
+
+
+def flat() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    nn.init.constant_(net[0].bias, 60.0)  # type: ignore[arg-type]
+    return net
+
+
+class ReadsOnePlace(nn.Module):
+    """Reads a place of what its first layer gives that does not depend on the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.place, self.last = nn.Linear(6, 8), nn.Parameter(torch.randn(8)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        places = torch.stack((self.place.expand(len(x), 8), self.first(x)), 1)
+        return self.last(places[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("make", "place", "cause"),
+    [
+        (killed, "1", "dead-units"),
+        (scaled_by_zero, "2", "normalisation"),
+        (flat, "1", "saturation"),
+        (ReadsOnePlace, "first", "bottleneck"),
+    ],
+)
+def test_the_module_is_named_that_makes_all_samples_equal(make: Callable[[], nn.Module], place: str, cause: str) -> None:
+    assert [(one.layer, one.cause) for one in probed(make(), vectors()).found if one.kind == "equal-outputs"] == [(place, cause)]
+
+
+def test_equal_samples_and_outputs_of_zero_tell_nothing() -> None:
+    net = mlp(nn.ReLU())
+    assert "equal-outputs" not in {one.kind for one in probed(net, torch.ones(8, 6)).found}
+    nn.init.zeros_(net[2][1].weight)  # type: ignore[index]
+    nn.init.zeros_(net[2][1].bias)  # type: ignore[index]
+    assert "equal-outputs" not in {one.kind for one in probed(net, vectors()).found}
+
+
+def test_positions_that_are_asked_for_one_place_only_are_named() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(TOKENS, 12), nn.Embedding(LENGTH, 12)
+            self.attention = Attention("written")
+
+        def forward(self, text: Tensor) -> Any:
+            return self.attention(self.tokens(text) + self.positions(torch.zeros_like(text)), None).mean(1)
+
+    (found,) = (one for one in probed(Placed(), texts()[:, :-1]).found if one.kind == "order-has-no-effect")
+    assert (found.layer, found.cause) == ("positions", "inputs-constant")
+
+
+# Attention, classes and what nets are given
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_scores_that_are_multiplied_by_the_root_are_not_scaled(fused: bool) -> None:
+    def attend(x: Tensor, scale: float) -> Tensor:
+        q = k = v = 2 * x
+        return F.scaled_dot_product_attention(q, k, v, scale=scale) if fused else ((q @ k.mT) * scale).softmax(-1) @ v
+
+    for scale, kinds in ((16**0.5, ["attention-unscaled"]), (16**-0.5, [])):
+        net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), Apply(lambda x, by=scale: attend(x, by)), nn.Linear(16, 3))
+        found = [one.kind for one in probed(net, torch.randn(8, 5, 6), torch.randint(3, (8, 5))).found if one.severity != "notice"]
+        assert [kind for kind in found if kind == "attention-unscaled"] == kinds
+
+
+def test_a_softmax_over_frames_is_found_without_a_target_of_their_number() -> None:
+    for axis, kinds in ((1, ["softmax-axis"]), (2, [])):
+        net = nn.Sequential(nn.GRU(6, 8, batch_first=True), Apply(lambda given: given[0]), nn.Linear(8, 5), nn.LogSoftmax(axis))
+        assert [one.kind for one in probed(net, torch.randn(8, 7, 6), torch.randint(5, (8, 3))).found] == kinds
+
+
+def test_a_class_that_is_ignored_is_told_from_one_that_is_seldom_right() -> None:
+    x, y = torch.eye(6).repeat(10, 1), torch.arange(6).repeat(10)
+    blind = nn.Linear(6, 6)
+    nn.init.eye_(blind.weight)
+    nn.init.zeros_(blind.bias)
+    assert probed(blind, x, y).found == []
+    with torch.no_grad():
+        blind.bias[0] = -9
+    (found,) = probed(blind, x, y).found
+    assert (found.kind, found.layer, found.cause) == ("class-ignored", "loss", "wrong-loss")
+    assert found.what == "the net never says class 0, which 10 of 60 labels are; of the others 100% are right"
+    assert probed(blind, x, y.where(y != 0, -100)).found == []  # which is left out on purpose
+    with torch.no_grad():
+        blind.bias[1:4] = -9
+    assert probed(blind, x, y).found == []  # it has not learned yet
+
+
+def test_a_decoder_that_is_given_the_target_in_training_alone_repeats_nothing() -> None:
+    class Decoder(nn.Module):
+        def forward(self, text: Tensor, given: Tensor) -> Tensor:
+            return F.one_hot(given if self.training else text, TOKENS).float()
+
+    text = texts()
+    assert "targets-are-inputs" not in {one.kind for one in probed(Decoder(), (text.float(), text), text).found}
+
+
+def test_a_state_goes_on_from_one_piece_of_a_text_to_the_next() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.gru, self.head = nn.Embedding(TOKENS, 6), nn.GRU(6, 8, batch_first=True), nn.Linear(8, TOKENS)
+            self.state: Any = None
+
+        def forward(self, text: Tensor) -> Any:
+            y, state = self.gru(self.embed(text), self.state if self.training else None)
+            self.state = state.detach()
+            return self.head(y)
+
+    text = texts()
+    for target, severity in ((text[:, 1:], "notice"), (torch.randint(TOKENS, text[:, 1:].shape), "warning")):
+        assert [(one.kind, one.severity) for one in probed(Reader(), text[:, :-1], target).found] == [("carries-state", severity)]
+
+
+def test_what_several_layers_read_is_no_layer_without_an_activation_function() -> None:
+    class Messages(nn.Module):
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            self.embed, self.own, self.others, self.both = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 16), both
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            return (self.own(h) + (self.others(h).flip(1) if self.both else 0)).relu()
+
+    for both, kinds in ((True, []), (False, ["linear-net"])):
+        assert [one.kind for one in probed(Messages(both), torch.randn(8, 5, 6)).found] == kinds
 
 
 def test_a_number_for_each_item_beside_its_vector_is_its_bias() -> None:
