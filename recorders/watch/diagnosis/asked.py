@@ -113,7 +113,11 @@ def trivial_loss(known: Evidence) -> float:
         return blind if is_entropy and classes <= LABELS else math.nan
     if is_binary(target):
         return blind if 0.3 < first < 2 else math.nan
-    # The square error of the first outputs, if they do not go with the target yet.
-    apart = target.each["mean"][0] - output.each["mean"][0]
-    square = apart**2 + target.each["std"][0] ** 2 + output.each["std"][0] ** 2
-    return blind if 0.8 < first / square < 1.25 else math.nan
+    # The square errors of the first outputs, if they do not go with the target yet.
+    begun = [
+        loss / ((mean - other) ** 2 + std**2 + spread**2)
+        for loss, mean, std, other, spread in zip(
+            known.loss.values[:3], target.each["mean"], target.each["std"], output.each["mean"], output.each["std"], strict=False
+        )
+    ]
+    return blind if 0.8 < begun[0] < 1.25 and all(0.6 < ratio < 1.6 for ratio in begun) else math.nan

@@ -95,7 +95,8 @@ def unused_classes(known: Evidence) -> Iterator[Finding]:
     if labels is None or output is None or labels.floating or known.loss is None or not known.loss.finite:
         return
     classes = output.typical("count") / max(labels.typical("count"), 1)
-    if not 4 <= classes <= LABELS:
+    units, places = classes_of(known), labels.typical("count") / max(labels.typical("samples"), 1)
+    if not 4 <= classes <= LABELS or units not in (classes, places):  # as those of a sequence that is shorter than the inputs
         return
     seen, total = sum(count > 0 for count in labels.labels), sum(labels.labels)
     is_entropy = labels.low >= 0 and labels.high < classes and 0.5 < known.loss.finite[0] / math.log(classes) < LOSS.initial

@@ -294,7 +294,8 @@ def _by_sigmoids(known: Evidence) -> Iterator[Finding]:
     if first[1] < SIGMOIDS * end[1]:
         what = f"all {len(activations)} activation functions are sigmoids, and the norm of gradients is {end[1]:.1e} at {end[0]}"
         what += f" and {first[1]:.1e} at {first[0]}"
-        yield fault("vanishing-gradients", activations[0].name, what, severity="warning")
+        slow = known.loss is not None and not known.loss.end() < LOSS.well * known.loss.start()
+        yield fault("vanishing-gradients", activations[0].name, what, severity="warning" if slow else "notice")
 
 
 def updates(known: Evidence) -> Iterator[Finding]:
@@ -446,16 +447,20 @@ def _is_frozen_zero(parameter: nn.Parameter) -> bool:
 
 
 def equal_units(known: Evidence) -> Iterator[Finding]:
-    """The first layer whose units all give the same."""
+    """The first layer whose units all give the same, or one of a few things: rounding and Adam part some of the others."""
     for layer in known.layers:
         if layer.units is None or layer.kind in NORMS or layer.whole or not layer.first or layer.has_weights is False:
             continue
-        mean, var = layer.units["mean"].double(), layer.units["var"].double().nan_to_num()
-        size = (mean.square() + var).mean()
-        if mean.numel() >= EQUAL.least and size > 0 and bool(var.sum() > 0):
-            apart = max(float((mean.max() - mean.min()).square() / size), float((var.max() - var.min()) / size))
-            if apart < EQUAL.apart:
-                yield fault("equal-units", layer.name, f"all {mean.numel()} units give the same")
+        mean, order = layer.units["mean"].double().flatten().sort()
+        var = layer.units["var"].double().nan_to_num().flatten()[order]
+        if mean.numel() >= EQUAL.least and bool((var > 0).all()):
+            steps = (mean.diff().square() + var.diff().abs()) / (mean.square() + var)[1:]
+            different = 1 + int((steps >= EQUAL.apart).sum())
+            if different <= mean.numel() // 3:
+                what = (
+                    f"all {mean.numel()} units give the same" if different == 1 else f"{mean.numel()} units give {different} things"
+                )
+                yield fault("equal-units", layer.name, what)
                 return
 
 

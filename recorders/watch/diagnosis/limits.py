@@ -125,6 +125,7 @@ class LossLimits(NamedTuple):
         unsure: up to which share of the start its noise may hide that it falls.
         rises: by which share it must rise to be called rising.
         learns: below which share of the start it has come down.
+        well: below which share of the start it has come far.
         trivial: it must come below this share of the loss of a net that knows nothing of its inputs.
         near: up to which multiple of that loss it is where such a net comes to.
         initial: how many times the entropy of equal probabilities the first cross entropy may be.
@@ -144,6 +145,7 @@ class LossLimits(NamedTuple):
     unsure: float = 0.05
     rises: float = 0.1
     learns: float = 0.75
+    well: float = 0.1
     trivial: float = 0.95
     near: float = 1.05
     initial: float = 3.0
@@ -313,8 +315,8 @@ class ProbeLimits(NamedTuple):
         outputs: the fewest outputs that tell of that.
         samples: the fewest samples that tell in how many directions the outputs of a layer differ.
         loss_near, loss_off: how near the loss is to what it is taken for, and how far from what it should be, relative to it.
-        labels, told: how many labels are of a class that the net never says, at least, and which share of the others is right, if it
-            has learned these.
+        labels, told: how many labels are of a class that the net never says, at least, and which share of the others is right, at
+            least.
         single: up to how many outputs a sample may have if these are values or scores.
         rank: how large the second direction is, relative to the first, if there is only one.
     """
