@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import correlation, median
+from statistics import median
 
 from recorders.watch.diagnosis.asked import (
     LEAST,
@@ -21,7 +21,7 @@ from recorders.watch.diagnosis.asked import (
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, Severity, fault
 from recorders.watch.diagnosis.layer_rules import gradients_by_depth, why_rising
-from recorders.watch.diagnosis.limits import LOSS, UPDATE_RANGE, shown_range
+from recorders.watch.diagnosis.limits import LOSS, shown_range
 
 
 def loss(known: Evidence) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def loss(known: Evidence) -> Iterator[Finding]:
         yield fault("loss-climbs", "loss", f"the loss rose from {start:.4g} to {end:.4g}, from the first steps on")
     elif end > start + max(sure, LOSS.rises * start):
         yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=why_rising(known))
-    elif (_is_flat(course, sure) or _hardly_moves(known, course)) and len(course) >= LOSS.flat and untrained:
+    elif end > start - max(min(sure, LOSS.unsure * start), LOSS.falls * start) and len(course) >= LOSS.flat and untrained:
         what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
         yield _flat(what, flat)
     elif math.isfinite(trivial) and end > LOSS.trivial * trivial - min(sure, LOSS.unsure * trivial) and len(course) >= LOSS.long:
@@ -51,21 +51,6 @@ def loss(known: Evidence) -> Iterator[Finding]:
     elif len(course) >= LOSS.long and untrained and not _warms_up(known) and _is_slow(known, course, trivial):
         what = f"the loss fell from {start:.4g} to {end:.4g}, and a typical step changes the weights by {shown_range(known.ratio)}"
         yield fault("loss-falls-slowly", "loss", what)
-
-
-def _is_flat(course: Course, sure: float) -> bool:
-    """Whether the end is not below the beginning, but for noise."""
-    start = course.start()
-    return course.end() > start - max(min(sure, LOSS.unsure * start), LOSS.falls * start)
-
-
-def _hardly_moves(known: Evidence, course: Course) -> bool:
-    """Whether updates are smaller than usual, and the loss is lower at its end by chance only, as it does not fall on the way."""
-    if not known.ratio < UPDATE_RANGE[0] or len(course) < LOSS.long or course.end() < LOSS.learns * course.start():
-        return False
-    found = course.finite
-    ranks = {at: rank for rank, at in enumerate(sorted(range(len(found)), key=found.__getitem__))}
-    return correlation(range(len(found)), [ranks[at] for at in range(len(found))]) > -2 / math.sqrt(len(found) - 1)
 
 
 def _flat(what: str, causes: Sequence[str]) -> Finding:
