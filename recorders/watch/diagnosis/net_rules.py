@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from recorders.watch.diagnosis.asked import LEAST, classes_of
+from recorders.watch.diagnosis.asked import LEAST, classes_of, is_adversarial
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, WIDE
@@ -106,9 +106,8 @@ def wrong_normalisation(known: Evidence) -> Iterator[Finding]:
 
 def bottleneck(known: Evidence) -> Iterator[Finding]:
     """A layer of one unit between wider ones; of two, if these are wide, and the net is no autoencoder."""
-    coded = not known.target or any(
-        max(one.each["count"]) > 2 * max(one.each["samples"]) for one in known.target.values() if one.floating
-    )
+    several = [one for one in known.target.values() if one.floating and max(one.each["count"]) > 2 * max(one.each["samples"])]
+    coded = not known.target or bool(several) or is_adversarial(known)
     before: tuple[str, int, int] = ("", 0, 0)
     for name, module in known.modules.items():
         if isinstance(module, nn.Linear):

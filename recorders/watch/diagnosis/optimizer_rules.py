@@ -97,8 +97,13 @@ def optimizer_state(known: Evidence) -> Iterator[Finding]:
 
 def between_steps(known: Evidence) -> Iterator[Finding]:
     """Something else than the optimizer writes to the weights."""
-    written = known.fact("written")
-    if sum(written) >= 2:
+    if known.steps is None:
+        return
+    each = [*zip(known.steps["optimizer"].values, known.steps["written"].values, strict=True)]
+    for optimizer in sorted({number for number, _ in each}):
+        written = [value for number, value in each if number == optimizer and math.isfinite(value)]
+        if sum(written) < 2:
+            continue
         what = f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before"
         # In each step it is meant, as the clipping of weights is. Averages that are put in their place to evaluate do no harm.
         seldom, early = share_of(written) < 0.8, sum(written[: Early().first]) >= 2

@@ -151,6 +151,20 @@ def endless(setup: Setup) -> None:
     setup.loss = nn.functional.binary_cross_entropy_with_logits
 
 
+def units_of_two_kinds(setup: Setup) -> None:
+    net: Any = setup.net
+    net[2] = nn.Identity()
+    with torch.no_grad():
+        for half, like in ((slice(12), 0), (slice(12, 24), 12)):
+            net[0].weight[half], net[0].bias[half] = net[0].weight[like].clone(), net[0].bias[like].clone()
+            net[3].weight[:, half] = net[3].weight[:, like : like + 1].clone()
+
+
+def two_units_between(setup: Setup) -> None:
+    setup.net[3], setup.net[5] = nn.Linear(24, 2), nn.Linear(2, 4)  # type: ignore[index]
+    setup.net = nn.Sequential(*setup.net[:5], nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 4))  # type: ignore[index]
+
+
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "net", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
@@ -160,6 +174,8 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "gradients cleared before the step": (cleared_before_the_step, ("frozen", "optimizer", "no-steps")),
     "a recurrent layer that is random": (random_recurrence, ("frozen-from-start", "read", "frozen")),
     "two factors that are zero": (both_factors_zero, ("zero-weights", "2", "initialisation")),
+    "units of two kinds": (units_of_two_kinds, ("equal-units", "0", "symmetry")),
+    "two units between wide layers": (two_units_between, ("bottleneck", "3", "bottleneck")),
     "weights that are far too large": (huge_weights, ("high-initial-loss", "loss", "initialisation")),
     "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
 }
@@ -220,14 +236,40 @@ def sure_before(setup: Setup) -> None:
     nn.init.normal_(setup.net[0].weight, std=20.0)  # type: ignore[index]
 
 
+def well_with_sigmoids(setup: Setup) -> None:
+    sigmoids(setup)
+    setup.steps, setup.rate, setup.centres = 250, 2e-2, 3 * setup.centres
+
+
 ON_PURPOSE: dict[str, tuple[Callable[[Setup], Any], tuple[str, ...]]] = {
     "weights that are lent for evaluation": (every(30, average_is_evaluated), ("written-between-steps",)),
     "a constant beside the target": (rewards_beside_values, ("constant-target",)),
     "all states of a game in each batch": (all_states_of_a_game, ("repeated-batches",)),
     "the last block of a chain": (a_chain, ("no-gradient",)),
+    "sigmoids that learn well": (well_with_sigmoids, ("vanishing-gradients",)),
     "a frozen part that was trained before": (sure_before, ("high-initial-loss",)),
 }
 """By name, what is done, and the kinds that are a notice at most."""
+
+
+class Listener(nn.Module):
+    """Gives shares of 7 classes for each of 20 frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = nn.Linear(FEATURES, 20 * 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frames(x).reshape(len(x), 20, 7).log_softmax(2)
+
+
+def test_a_sequence_shorter_than_the_inputs_has_all_its_classes() -> None:
+    setup = planted("")
+    batch, setup.net = setup.batch, Listener()
+    setup.batch = lambda step: (batch(step)[0], batch(step)[1][:, None] % 2 + torch.arange(1, 5))  # type: ignore[method-assign]
+    lengths = torch.full((32,), 20), torch.full((32,), 4)
+    setup.loss = lambda output, target: nn.functional.ctc_loss(output.transpose(0, 1), target, *lengths)
+    assert "unused-classes" not in {one.kind for one in setup.run()}
 
 
 @pytest.mark.parametrize("name", ON_PURPOSE)
