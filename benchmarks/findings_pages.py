@@ -87,7 +87,12 @@ def scores() -> str:
     """How often the diagnosis was right: on the benchmark, beside rules of others, on variants, and on DEForm."""
     head = ("trainings", "programs", "faults", "found", "right place", "right cause", "false alarms in healthy trainings")
     rows = [head, ("---",) * len(head)]
-    for file, how in (("diagnosis", ""), ("diagnosis_compiled", ", compiled"), ("diagnosis_peers", "")):
+    for file, how in (
+        ("diagnosis", ""),
+        ("diagnosis_at_first", ", by the rules before"),
+        ("diagnosis_compiled", ", compiled"),
+        ("diagnosis_peers", ""),
+    ):
         for part, one in _result(file).get("scores", {}).items():
             alarms, of = one["false alarms"], one["healthy"]
             rows.append(_scored(f"{part}{how}", f"{one['programs']}", one["all"], f"{alarms} of {of}"))

@@ -7,8 +7,9 @@ Options:
     --beside        only the trainings beside the programs, with faults of their own.
     --later         only those that were written after the rules.
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
+    --at-first      the rules are those from before a part was written, in a checkout of that time with these programs.
 
-Writes `results/diagnosis.json`, or `diagnosis_compiled.json` and `diagnosis_peers.json`, and prints a table. A fault counts if it
+Writes `results/diagnosis.json`, or one that ends in `_compiled`, `_peers` or `_at_first`, and prints a table. A fault counts if it
 changes the outcome: the score of the net on data that it was not trained on is NaN, or loses a tenth of what was learned.
 """
 
@@ -100,6 +101,7 @@ def main(*options: str) -> None:
             scores[name], told[name] = summary(found), [*map(asdict, found)]
             print("\n".join(lines(name, scores[name])), flush=True)
     suffix = "_compiled" * ("--compiled" in options) + "_peers" * ("--peers" in options)
+    suffix += "_at_first" * ("--at-first" in options)
     write(f"diagnosis{suffix}", scores=scores, told=told)
 
 

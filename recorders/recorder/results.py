@@ -46,6 +46,8 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property raised it, within: Python would hide that
+                return object.__getattribute__(self, name)
             known = (*vars(self).get("_monitors", ()), *vars(self).get("_aliases", ()))
             found = next((key for key in known if key == name or key.startswith((f"{name}/", f"{name}."))), None)
             hint = "" if found is None else f": write recorder[{found!r}]"

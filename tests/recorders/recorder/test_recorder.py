@@ -445,3 +445,13 @@ def test_adding_one_by_one_costs_the_same_however_many_there_are() -> None:
     own = nn.Identity()
     again = copy.deepcopy(recorder).add("own", ForwardMonitor(Mean()), own).add("alias", ForwardMonitor(Mean()), own)
     assert again.aliases == {"alias": "own"}
+
+
+def test_an_error_within_a_property_is_told_as_it_is() -> None:
+    class Own(Recorder):
+        @property
+        def loudest(self) -> str:
+            return self.subrecorders.loudest  # type: ignore[attr-defined,no-any-return]
+
+    with pytest.raises(AttributeError, match="'Own' object has no attribute 'subrecorders'"):
+        Own(ForwardMonitor(Mean())).loudest  # noqa: B018
