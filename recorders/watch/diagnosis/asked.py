@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
+from recorders.capture.operands import is_spread
 from recorders.watch.diagnosis.batches import LABELS
 from recorders.watch.diagnosis.evidence import BatchCourse, Evidence
 from recorders.watch.diagnosis.limits import LOSS
@@ -18,6 +21,7 @@ __all__ = [
     "classes_of",
     "is_adversarial",
     "is_binary",
+    "is_readable",
     "last_layer",
     "may_broadcast",
     "only",
@@ -69,6 +73,11 @@ def output_row(known: Evidence) -> Layer | None:
     rows = [layer for layer in known.layers if layer.output is not None]
     own = [layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")]
     return next((layer for layer in own if layer.units is not None), next(iter(own or rows[-1:]), None))
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether rules may look at the numbers of a parameter: there are some, and no other rank has to be asked for them."""
+    return tensor.is_floating_point() and not tensor.is_meta and tensor.numel() > 0 and not is_spread(tensor)
 
 
 def classes_of(known: Evidence) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from recorders.watch.diagnosis.asked import is_readable
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import (
@@ -443,7 +444,7 @@ def _is_matrix(module: nn.Module | None, path: str) -> bool:
 
 
 def _is_frozen_zero(parameter: nn.Parameter) -> bool:
-    return parameter.ndim > 1 and not parameter.requires_grad and not parameter.is_meta and not bool(parameter.any())
+    return parameter.ndim > 1 and not parameter.requires_grad and is_readable(parameter) and not bool(parameter.any())
 
 
 def equal_units(known: Evidence) -> Iterator[Finding]:

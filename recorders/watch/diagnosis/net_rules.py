@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from recorders.watch.diagnosis.asked import LEAST, classes_of, is_adversarial
+from recorders.watch.diagnosis.asked import LEAST, classes_of, is_adversarial, is_readable
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, WIDE
@@ -22,6 +22,8 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ACTIVATION = re.compile("(?i)(act|relu|gelu|silu|tanh|nonlinear)")
 """How the names of activation functions begin."""
 FEATURED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+READ = 1 << 16
+"""How many weights of a layer are looked at, about."""
 MOST = 1000
 """The most items of a list in which weights are looked for."""
 
@@ -65,13 +67,12 @@ def _is_fresh(layer: nn.Module) -> bool:
     and those of embeddings normal.
     """
     weight = getattr(layer, "weight_hh_l0" if isinstance(layer, nn.RNNBase) else "weight", None)
-    if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least:
+    if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least or not is_readable(weight):
         return False
-    if weight.is_meta or not weight.is_floating_point():
-        return False
-    values, near = weight.detach().double(), 6 / math.sqrt(weight.numel())
+    values = weight.detach()[: max(2, READ // weight[0].numel())].double()
+    near = 6 / math.sqrt(values.numel())
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-        rows = values if layer.padding_idx is None else values[[at for at in range(len(values)) if at != layer.padding_idx]]
+        rows = values[values.any(1)]  # that of padding is zero
         square, fourth = rows.square().mean().item(), rows.pow(4).mean().item()
         return abs(square - 1) < near and abs(fourth / 3 - 1) < 3 * near
     if not isinstance(layer, (*FEATURED, nn.RNNBase)):
@@ -235,7 +236,7 @@ def overwritten(known: Evidence) -> Iterator[Finding]:
     for name, module in known.modules.items():
         for path, parameter in module.named_parameters(recurse=False):
             course = known.weights.get(name, {}).get(path)
-            if course is not None and len(course) > 1 and "bias" not in path and course.values[-1] > 0 and not parameter.is_meta:
+            if course is not None and len(course) > 1 and "bias" not in path and course.values[-1] > 0 and is_readable(parameter):
                 grown[name] = max(grown.get(name, 0.0), float(parameter.detach().norm()) / course.values[-1])
     large = [name for name, times in grown.items() if times > INITIAL.overwritten]
     if large and len(large) <= len(grown) / 3:

@@ -99,7 +99,7 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
     """Something else than the optimizer writes to the weights."""
     if known.steps is None:
         return
-    each = [*zip(known.steps["optimizer"].values, known.steps["written"].values, strict=True)]
+    found, each = [], [*zip(known.steps["optimizer"].values, known.steps["written"].values, strict=True)]
     for optimizer in sorted({number for number, _ in each}):
         written = [value for number, value in each if number == optimizer and math.isfinite(value)]
         if sum(written) < 2:
@@ -108,7 +108,8 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
         # In each step it is meant, as the clipping of weights is. Averages that are put in their place to evaluate do no harm.
         seldom, early = share_of(written) < 0.8, sum(written[: Early().first]) >= 2
         harm = early or (known.loss is not None and times_thrown_back(known.loss) >= 2)
-        yield fault("written-between-steps", "net", what, severity="warning" if seldom and harm else "notice")
+        found.append(fault("written-between-steps", "net", what, severity="warning" if seldom and harm else "notice"))
+    yield from sorted(found, key=lambda one: one.severity == "notice")[:1]
 
 
 def times_thrown_back(course: Course) -> int:

@@ -27,7 +27,7 @@ def loss_of_outputs(probe: Probe) -> Iterator[Finding]:
     """
     if probe.loss is None or not math.isfinite(probe.loss) or not probe.views:
         raise Skip("")
-    outputs = probe.run(probe.whole) if probe.whole.count > probe.few.count else probe.base
+    outputs = probe.run_whole()
     target = target_of(probe, probe.whole.count)
     if target is None or is_continuous(target):
         raise Skip("")
@@ -44,7 +44,7 @@ def loss_of_outputs(probe: Probe) -> Iterator[Finding]:
 
 def classes_told(probe: Probe) -> Iterator[Finding]:
     """A net that tells most classes also predicts each of the others now and then."""
-    outputs = probe.run(probe.whole) if probe.whole.count > probe.few.count else probe.base
+    outputs = probe.run_whole()
     target = target_of(probe, probe.whole.count)
     if target is None or is_continuous(target) or not probe.views:
         raise Skip("")

@@ -92,6 +92,7 @@ class Probe:
     views: dict[str, SampleView] = field(default_factory=dict)
     stateful: bool = False
     loss: float | None = None
+    _of_whole: dict[str, Tensor] | None = None
 
     @property
     def others(self) -> dict[str, Tensor]:
@@ -101,6 +102,12 @@ class Probe:
     def run(self, example: Example, **options: Any) -> dict[str, Tensor]:
         """The outputs of an example, of a net that no earlier run has changed."""
         return self.net.run(example, fresh=self.stateful, **options)
+
+    def run_whole(self) -> dict[str, Tensor]:
+        """The outputs of the whole example, of which there is one run for all that ask."""
+        if self._of_whole is None:
+            self._of_whole = self.run(self.whole) if self.whole.count > self.few.count else self.base
+        return self._of_whole
 
     def effects(self, outputs: dict[str, Tensor]) -> Tensor:
         """How far outputs are from those of `few`, by sample, relative to the largest magnitude of each output."""
