@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from recorders.watch.diagnosis.asked import LEAST, classes_of, is_adversarial, is_readable
+from recorders.watch.diagnosis.asked import LEAST, classes_of, is_readable
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, WIDE
+from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
 from recorders.watch.diagnosis.steps import DROPOUTS
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -106,9 +106,7 @@ def wrong_normalisation(known: Evidence) -> Iterator[Finding]:
 
 
 def bottleneck(known: Evidence) -> Iterator[Finding]:
-    """A layer of one unit between wider ones; of two, if these are wide, and the net is no autoencoder."""
-    several = [one for one in known.target.values() if one.floating and max(one.each["count"]) > 2 * max(one.each["samples"])]
-    coded = not known.target or bool(several) or is_adversarial(known)
+    """A layer of one unit between wider ones."""
     before: tuple[str, int, int] = ("", 0, 0)
     for name, module in known.modules.items():
         if isinstance(module, nn.Linear):
@@ -119,10 +117,6 @@ def bottleneck(known: Evidence) -> Iterator[Finding]:
             continue
         if before[2] == 1 and before[1] >= INITIAL.wide and wide == 1 and narrow > 1:
             what = f"it has one unit, and is between {before[1]} inputs and {narrow} units of {name}"
-            yield fault("bottleneck", before[0], what)
-            return
-        if not coded and before[2] == wide == 2 and min(before[1], narrow) >= 2 * WIDE:
-            what = f"it has two units, and is between {before[1]} inputs and {narrow} units of {name}"
             yield fault("bottleneck", before[0], what)
             return
         before = (name, wide, narrow)

@@ -27,6 +27,7 @@ from recorders.watch.diagnosis.probe.structure import (
     activations_between,
     dropout_last,
     layers_used_once,
+    passed_on,
     scores_scaled,
     widths_used,
 )
@@ -137,6 +138,7 @@ RELATIONS: dict[str, Callable[[Probe], Iterator[Finding]]] = {
     "directions without effect": directions,
     "order without effect": order,
     "units that differ": widths_used,
+    "what is passed on": passed_on,
     "dropout on outputs": dropout_last,
     "state carried over in training": state_in_training,
 }

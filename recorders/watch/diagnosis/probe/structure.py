@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,10 @@ from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE, WIDE
 from recorders.watch.diagnosis.probe.outputs import judged, target_of
-from recorders.watch.diagnosis.probe.probe import Probe, Skip
+from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 from recorders.watch.diagnosis.steps import DROPOUTS
 
-__all__ = ["activations_between", "dropout_last", "layers_used_once", "scores_scaled", "widths_used"]
+__all__ = ["activations_between", "dropout_last", "layers_used_once", "passed_on", "scores_scaled", "widths_used"]
 
 
 def activations_between(probe: Probe) -> Iterator[Finding]:
@@ -102,6 +104,30 @@ def widths_used(probe: Probe) -> Iterator[Finding]:
             what = f"its {rows.shape[1]} units differ between {len(rows)} samples in one direction only"
             yield fault("one-direction", shown_name(call.name), what)
             return
+
+
+def passed_on(probe: Probe) -> Iterator[Finding]:
+    """Not all that a net says of a sample passes through two numbers between wide layers, unless these are a code of it."""
+    target = target_of(probe, probe.few.count)
+    if target is None or not probe.views or (is_continuous(target) and target.numel() > 2 * probe.few.count):
+        raise Skip("")
+    wide = [(name, module) for name, module in probe.net.modules.items() if isinstance(module, nn.Linear)]
+    narrow = [
+        name
+        for (name, module), (_, after) in pairwise(wide)
+        if module.out_features == after.in_features == 2 and min(module.in_features, after.out_features) >= 2 * WIDE
+    ]
+    given = {call.name: call.outputs[0] for call in (probe.calls(probe.few, fresh=True) if narrow else ()) if call.name in narrow}
+    others = probe.few.map_samples(lambda path, tensor: probe.others[path])
+    for name, output in given.items():
+        effects = probe.effects(probe.net.run(others, fresh=True, change={name: partial(_instead, output)}))
+        if float(effects.amax()) <= PROBE.differs < float(probe.effects(probe.run(others)).amax()):
+            yield fault("bottleneck", shown_name(name), "all that the net says of a sample passes through its two units")
+            return
+
+
+def _instead(kept: Tensor, output: Tensor) -> Tensor:
+    return kept
 
 
 def _second(rows: Tensor) -> float:

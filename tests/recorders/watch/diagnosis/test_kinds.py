@@ -160,11 +160,6 @@ def units_of_two_kinds(setup: Setup) -> None:
             net[3].weight[:, half] = net[3].weight[:, like : like + 1].clone()
 
 
-def two_units_between(setup: Setup) -> None:
-    setup.net[3], setup.net[5] = nn.Linear(24, 2), nn.Linear(2, 4)  # type: ignore[index]
-    setup.net = nn.Sequential(*setup.net[:5], nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 4))  # type: ignore[index]
-
-
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "net", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
@@ -175,7 +170,6 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a recurrent layer that is random": (random_recurrence, ("frozen-from-start", "read", "frozen")),
     "two factors that are zero": (both_factors_zero, ("zero-weights", "2", "initialisation")),
     "units of two kinds": (units_of_two_kinds, ("equal-units", "0", "symmetry")),
-    "two units between wide layers": (two_units_between, ("bottleneck", "3", "bottleneck")),
     "weights that are far too large": (huge_weights, ("high-initial-loss", "loss", "initialisation")),
     "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
 }

@@ -864,6 +864,22 @@ def test_what_several_layers_read_is_no_layer_without_an_activation_function() -
         assert [one.kind for one in probed(Messages(both), torch.randn(8, 5, 6)).found] == kinds
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_two_units_that_all_passes_through_are_found(beside: bool) -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.down, self.up, self.last = nn.Linear(6, 24), nn.Linear(24, 2), nn.Linear(2, 24), nn.Linear(24, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.first(x).relu()
+            return self.last((self.up(self.down(h).relu()) + (h if beside else 0)).relu())
+
+    found = probed(Narrow(), vectors(), torch.randint(3, (8,))).found
+    assert [(one.kind, one.layer) for one in found] == ([] if beside else [("bottleneck", "down")])
+    assert probed(Narrow(), vectors(), vectors()).found == []  # a code of the inputs
+
+
 def test_a_number_for_each_item_beside_its_vector_is_its_bias() -> None:
     class Factors(nn.Module):
         def __init__(self, width: int) -> None:
