@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from recorders.capture.operands import leaves
 from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE, WIDE
@@ -108,8 +109,8 @@ def widths_used(probe: Probe) -> Iterator[Finding]:
 
 def passed_on(probe: Probe) -> Iterator[Finding]:
     """Not all that a net says of a sample passes through two numbers between wide layers, unless these are a code of it."""
-    target = target_of(probe, probe.few.count)
-    if target is None or not probe.views or (is_continuous(target) and target.numel() > 2 * probe.few.count):
+    targets = [tensor for _, tensor in leaves(probe.target)]
+    if not targets or not probe.views or any(is_continuous(one) and one.numel() > 2 * probe.whole.count for one in targets):
         raise Skip("")
     wide = [(name, module) for name, module in probe.net.modules.items() if isinstance(module, nn.Linear)]
     narrow = [
