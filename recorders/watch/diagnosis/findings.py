@@ -11,6 +11,7 @@ from recorders.recorder.report import unexpected
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording, check_recorded
 from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules, rank_rules
+from recorders.watch.diagnosis.asked import is_adversarial
 from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.explaining import explained
@@ -85,7 +86,8 @@ def findings(
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
     found += left
     runs = _runs(recorded, example, target, known)
-    found += runs.found
+    made = is_adversarial(known)  # what a generator gives its critic is no code of it
+    found += [one for one in runs.found if not (made and one.kind == "bottleneck")]
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)
