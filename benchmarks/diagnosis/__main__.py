@@ -6,6 +6,7 @@ Options:
     --held-out      only the programs that were held out of that.
     --beside        only the trainings beside the programs, with faults of their own.
     --later         only those that were written after the rules.
+    --last          only those of them that no rule was mended by.
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
     --at-first      the rules are those from before a part was written, in a checkout of that time with these programs.
 
@@ -23,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.diagnosis.cases import Case, cases, matters, own_cases, program_of
-from benchmarks.diagnosis.later import LATER
+from benchmarks.diagnosis.later import LAST, LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.scoring import WATCHES, Row, rows
 from benchmarks.measure import write
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "held out": partial(cases, True),
     "beside": partial(own_cases, MORE),
     "later": partial(own_cases, LATER),
+    "last": partial(own_cases, LAST),
 }
 """The trainings of each part."""
 CATEGORIES = ("optimisation", "architecture", "data", "state")

@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import benchmarks.diagnosis.later_mixed
 import benchmarks.diagnosis.later_sequences
 import benchmarks.diagnosis.later_vectors
 import benchmarks.diagnosis.more_faults_of_others
 import benchmarks.diagnosis.more_faults_of_sequences
 import benchmarks.diagnosis.programs  # noqa: F401  registers the programs
 from benchmarks.diagnosis.faults import GENERAL, Unfit
-from benchmarks.diagnosis.later import LATER
+from benchmarks.diagnosis.later import LAST, LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.training import PROGRAMS, Fault, Program, Training
 
@@ -49,7 +50,7 @@ class Case(NamedTuple):
 
 def program_of(name: str) -> Program:
     """Returns a program, or a training beside them, by its name."""
-    return {**LATER, **MORE, **PROGRAMS}[name]
+    return {**LAST, **LATER, **MORE, **PROGRAMS}[name]
 
 
 def case(program: str, fault: str | None, seed: int) -> Case:

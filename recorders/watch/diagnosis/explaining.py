@@ -105,7 +105,7 @@ OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer
 def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding], list[Finding]]:
     """The faults, causes before consequences, and the notices."""
     layers = sum(layer.update is not None or "update" in layer.silent for layer in known.layers)
-    told = told_once(found, layers)
+    told = told_once(found, layers, sure=bool(known.weights) and known.loss is not None)
     if any(one.kind == "exploding-gradients" for one in told):  # what makes these grow makes the outputs grow
         told = [replace(one, severity="notice") if one.kind == "growing-signal" else one for one in told]
     faults, notices = ([one for one in told if (one.severity == "notice") == notice] for notice in (False, True))
@@ -125,11 +125,12 @@ def _rank(one: Finding) -> tuple[bool, float]:
     return one.severity != "error", 5.5 if of_all else _PLACE[one.kind]
 
 
-def told_once(faults: Sequence[Finding], layers: int) -> list[Finding]:
+def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> list[Finding]:
     """Tells a fault once that several rules see, and one that most layers have as one of the training.
 
     Args:
         layers: how many have weights that are trained.
+        sure: whether causes are those that something tells of.
     """
     faults = [*{(one.kind, one.layer): one for one in faults[::-1]}.values()][::-1]
     if any(one.kind == "equal-outputs" and one.layer != "(net)" for one in faults):  # a run showed where
@@ -139,7 +140,7 @@ def told_once(faults: Sequence[Finding], layers: int) -> list[Finding]:
         frozen = kind == "frozen"
         if len(alike) > (min(2, EVERYWHERE * layers) if frozen else max(1, EVERYWHERE * layers)):
             first, causes = alike[0], Counter(one.causes for one in alike).most_common(1)[0][0]
-            if frozen and (len(alike) < layers or causes[:1] == ("not-in-optimizer",)):
+            if frozen and (len(alike) < layers or (sure and causes[:1] == ("not-in-optimizer",))):
                 place = first.layer
             elif causes[:1] == ("detached",):  # at the end nearest to the loss
                 place = alike[-1].layer
