@@ -1,4 +1,4 @@
-"""Trainings that were written after the rules, by people who did not know them, with the faults that they thought of: `LATER`, `LAST`."""
+"""Trainings that were written after the rules, with faults, by people who did not know them: `LATER`, and `LAST`."""
 
 from __future__ import annotations
 
