@@ -10,12 +10,14 @@ Options:
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
     --at-first      the rules are those from before a part was written, in a checkout of that time with these programs.
 
-Writes `results/diagnosis.json`, or one that ends in `_compiled`, `_peers` or `_at_first`, and prints a table. A fault counts if it
-changes the outcome: the score of the net on data that it was not trained on is NaN, or loses a tenth of what was learned.
+Writes `results/diagnosis.json`, or one that ends in `_compiled`, `_peers` or `_at_first`, and prints a table. What is named
+replaces its part. A fault counts if it changes the outcome: the score of the net on data that it was not trained on is NaN, or
+loses a tenth of what was learned.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -27,7 +29,7 @@ from benchmarks.diagnosis.cases import Case, cases, matters, own_cases, program_
 from benchmarks.diagnosis.later import LAST, LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.scoring import WATCHES, Row, rows
-from benchmarks.measure import write
+from benchmarks.measure import RESULTS, write
 
 PARTS: dict[str, Callable[[], list[Case]]] = {
     "chosen": partial(cases, False),
@@ -94,16 +96,18 @@ def lines(name: str, scores: dict[str, Any]) -> Iterator[str]:
 def main(*options: str) -> None:
     parts = [part for part in PARTS if f"--{part.replace(' ', '-')}" in options] or [*PARTS]
     watches = [name for name in WATCHES if name != "ours"] if "--peers" in options else ["ours"]
-    scores: dict[str, Any] = {}
-    told: dict[str, Any] = {}
+    suffix = "_compiled" * ("--compiled" in options) + "_peers" * ("--peers" in options)
+    suffix += "_at_first" * ("--at-first" in options)
+    path = RESULTS / f"diagnosis{suffix}.json"
+    before = json.loads(path.read_text()) if path.exists() and len(parts) < len(PARTS) else {}
+    scores: dict[str, Any] = before.get("scores", {})
+    told: dict[str, Any] = before.get("told", {})
     for part in parts:
         for watch in watches:
             found = rows(PARTS[part](), "aot_eager" if "--compiled" in options else None, watch)
             name = part if watch == "ours" else f"{part}, {watch}"
             scores[name], told[name] = summary(found), [*map(asdict, found)]
             print("\n".join(lines(name, scores[name])), flush=True)
-    suffix = "_compiled" * ("--compiled" in options) + "_peers" * ("--peers" in options)
-    suffix += "_at_first" * ("--at-first" in options)
     write(f"diagnosis{suffix}", scores=scores, told=told)
 
 
