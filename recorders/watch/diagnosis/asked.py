@@ -123,10 +123,8 @@ def trivial_loss(known: Evidence) -> float:
     if is_binary(target):
         return blind if 0.3 < first < 2 else math.nan
     # The square errors of the first outputs, if they do not go with the target yet.
-    begun = [
-        loss / ((mean - other) ** 2 + std**2 + spread**2)
-        for loss, mean, std, other, spread in zip(
-            known.loss.values[:3], target.each["mean"], target.each["std"], output.each["mean"], output.each["std"], strict=False
-        )
-    ]
-    return blind if 0.8 < begun[0] < 1.25 and all(0.6 < ratio < 1.6 for ratio in begun) else math.nan
+    means = zip(target.each["mean"], output.each["mean"], strict=False)
+    spreads = zip(target.each["std"], output.each["std"], strict=False)
+    squares = [(one - other) ** 2 + std**2 + spread**2 for (one, other), (std, spread) in zip(means, spreads, strict=False)]
+    near = [0.6 * square < loss < 1.6 * square for loss, square in zip(known.loss.values, squares[:3], strict=False)]
+    return blind if squares and all(near) and 0.8 * squares[0] < known.loss.values[0] < 1.25 * squares[0] else math.nan

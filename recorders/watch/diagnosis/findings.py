@@ -86,8 +86,8 @@ def findings(
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
     found += left
     runs = _runs(recorded, example, target, known)
-    made = is_adversarial(known)  # what a generator gives its critic is no code of it
-    found += [one for one in runs.found if not (made and one.kind == "bottleneck")]
+    adversarial = is_adversarial(known)  # what a generator gives its critic is no code of it
+    found += [one for one in runs.found if not (adversarial and one.kind == "bottleneck")]
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)

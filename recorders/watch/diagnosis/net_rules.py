@@ -16,6 +16,7 @@ from recorders.watch.diagnosis.asked import LEAST, classes_of, is_readable
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
+from recorders.watch.diagnosis.probe.copied import OF_MODULES
 from recorders.watch.diagnosis.steps import DROPOUTS
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -66,16 +67,15 @@ def _is_fresh(layer: nn.Module) -> bool:
     Those of linear and convolutional layers are uniform within 1 / sqrt(fan-in), those of recurrent ones within 1 / sqrt(features).
     Of embeddings one cannot tell: they are normal, and training leaves them nearly so.
     """
-    weight = getattr(layer, "weight_hh_l0" if isinstance(layer, nn.RNNBase) else "weight", None)
-    if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least or not is_readable(weight):
-        return False
-    values = weight.detach()[: max(2, READ // weight[0].numel())].double()
-    near = 6 / math.sqrt(values.numel())
     if not isinstance(layer, (*FEATURED, nn.RNNBase)):
         return False
-    scaled = values.abs() * math.sqrt(layer.hidden_size if isinstance(layer, nn.RNNBase) else _fan_in(weight))
+    weight = layer.weight_hh_l0 if isinstance(layer, nn.RNNBase) else layer.weight
+    if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least or not is_readable(weight):
+        return False
+    scaled = weight.detach()[: max(2, READ // weight[0].numel())].abs().double()
+    scaled *= math.sqrt(layer.hidden_size if isinstance(layer, nn.RNNBase) else _fan_in(weight))
     largest, square = scaled.max().item(), scaled.square().mean().item()
-    return 0.9 < largest < 1.001 and abs(square * 3 - 1) < near
+    return 0.9 < largest < 1.001 and abs(square * 3 - 1) < 6 / math.sqrt(scaled.numel())
 
 
 def idle_activations(known: Evidence) -> Iterator[Finding]:
@@ -142,22 +142,18 @@ def _is_bias(name: str, module: nn.Embedding, layers: Sequence[tuple[str, nn.Mod
     return "bias" in name.lower() or any(one.embedding_dim > 1 for one in same)
 
 
-def hidden(known: Evidence) -> Iterator[Finding]:
+def hidden_weights(known: Evidence) -> Iterator[Finding]:
     """Weights that get gradients and that no optimizer changes, because a list or a plain tensor hides them from `parameters()`."""
     if len(known.fact("step")) < LEAST or any(known.fact("foreign")):
         return
     shown = {id(parameter) for module in known.modules.values() for parameter in module.parameters()}
     for name, module in known.modules.items():
         for key, value in vars(module).items():
-            tensors = [] if key in _OF_MODULES else [tensor for tensor in _tensors_in(value) if id(tensor) not in shown]
+            tensors = [] if key in OF_MODULES else [tensor for tensor in _tensors_in(value) if id(tensor) not in shown]
             if any(tensor.is_leaf and tensor.grad is not None and tensor._version < LEAST for tensor in tensors):
                 what = f"the weights in its attribute {key!r} get gradients and never change: parameters() does not tell of them"
                 yield fault("frozen", name, what, causes=("not-in-optimizer",))
                 return
-
-
-_OF_MODULES = frozenset(vars(nn.Module()))
-"""The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
@@ -258,7 +254,7 @@ RULES = (
     bottleneck,
     initial_sizes,
     narrow,
-    hidden,
+    hidden_weights,
     dropouts_in_a_row,
 )
 """Each looks at what is known of a training, and yields what it finds."""

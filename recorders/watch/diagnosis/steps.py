@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,15 +116,16 @@ class _SinceStep:
         self.number, self.kept, self.written, self.discarded = number, math.nan, math.nan, math.nan
         self._stepping = False  # a closure may clear gradients in the step, as that of L-BFGS does
         self.taken = self._taken = 0
-        self._each: list[int] = []  # by how much the versions of all weights grow in a step
-        self._step, self._before, self._versions, self._version = -1, 0, 0, 0
+        self._each: Counter[int] = Counter()  # by how much the versions of all weights grow in a step, and in how many
+        self._trained = (0, 0)  # the weights that are trained, and the sum of their versions, after the step
+        self._step, self._before, self._version = -1, 0, 0
         self._gradient: weakref.ref[Tensor] | None = None
         self.probe: Any = None
 
     def begin(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> nn.Parameter | None:
         """Notes the weights after a step, and the gradient of one parameter, which it returns."""
-        self._step, self._versions, self.kept, self.discarded = step, _versions(leaves), math.nan, math.nan
-        self._each.append(self._versions - self._before)
+        self._step, self._trained, self.kept, self.discarded = step, _versions(leaves), math.nan, math.nan
+        self._each[self._trained[1] - self._before] += 1
         self._stepping = False
         self.end()
         for _, parameter in leaves:
@@ -135,17 +137,18 @@ class _SinceStep:
     def see(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Looks at the weights before the next step."""
         self.kept = self.kept if 0 <= self._step == step - 1 else math.nan
-        self._before, between, self._taken = _versions(leaves), self.taken - self._taken - 1, self.taken
+        (trained, self._before), between, self._taken = _versions(leaves), self.taken - self._taken - 1, self.taken
         self._stepping = True
         self.written = math.nan
-        if self._step < 0:
+        if self._step < 0 or trained != self._trained[0]:  # some were frozen, or no longer are
             return
-        more = self._before - self._versions
-        alike = len(self._each) >= LEAST_ALIKE and min(self._each) == max(self._each)
+        more = self._before - self._trained[1]
         if not between:
             self.written = float(more != 0)
-        elif alike and more >= between * self._each[0]:  # less if some weights had no gradient
-            self.written = float(more > between * self._each[0])
+        elif len(self._each) == 1 and self._each.total() >= LEAST_ALIKE:
+            (each,) = self._each
+            if more >= between * each:  # less if some weights had no gradient
+                self.written = float(more > between * each)
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """Called when a gradient was added: one that was cleared in place since has two versions more, not one.
@@ -282,7 +285,7 @@ class StepMonitor(OptimizerMonitor):
             "epsilon": max((_number(group.get("eps")) for group in groups), default=math.nan),
             "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan),
             "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=math.nan),
-            "age": next((_number(optimizer.state[one].get("step")) for one in held if one in optimizer.state), math.nan),
+            "age": _age(optimizer, held),
         }
 
 
@@ -302,9 +305,17 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> int:
-    """A number that grows whenever one of the parameters that are trained is written to."""
-    return sum(parameter._version for _, parameter in leaves if parameter.requires_grad)
+def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> tuple[int, int]:
+    """How many parameters are trained, and a number that grows whenever one of them is written to."""
+    versions = [parameter._version for _, parameter in leaves if parameter.requires_grad]
+    return len(versions), sum(versions)
+
+
+def _age(optimizer: Optimizer, held: Sequence[nn.Parameter]) -> float:
+    """How many steps the state of the first parameter that has one has seen; NaN if it does not say so."""
+    states = (optimizer.state[one] for one in held if one in optimizer.state)
+    state = next(states, None)
+    return _number(state.get("step")) if isinstance(state, Mapping) else math.nan
 
 
 def share_in_mode(module: nn.Module) -> float:

@@ -21,7 +21,7 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.seen import Seen
 
-__all__ = ["CopiedNet", "ModuleCall", "ProbeError", "RandomState", "undisturbed"]
+__all__ = ["OF_MODULES", "CopiedNet", "ModuleCall", "ProbeError", "RandomState", "undisturbed"]
 
 
 class ProbeError(Exception):
@@ -118,7 +118,7 @@ class CopiedNet:
         found: dict[str, list[Tensor]] = {}
         for name, module in self.modules.items():
             for key, value in vars(module).items():
-                if key not in _OF_MODULES:
+                if key not in OF_MODULES:
                     found.setdefault(name, []).extend(tensor.detach().clone() for _, tensor in leaves(value) if is_state(tensor))
         return {name: tensors for name, tensors in found.items() if tensors}
 
@@ -139,7 +139,7 @@ class CopiedNet:
 
         for module in self._pristine.modules():
             for key, value in list(vars(module).items()):
-                if key not in _OF_MODULES:
+                if key not in OF_MODULES:
                     vars(module)[key] = mapped(value, cut)
         return was_cut
 
@@ -183,7 +183,7 @@ class CopiedNet:
         return hook
 
 
-_OF_MODULES = frozenset(vars(nn.Module()))
+OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
 
 

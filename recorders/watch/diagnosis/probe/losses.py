@@ -14,7 +14,7 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.outputs import class_axis, judged, target_of
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 
-__all__ = ["classes_told", "loss_of_outputs"]
+__all__ = ["classes_told", "is_ahead", "loss_of_outputs"]
 
 MOST_CLASSES = 64
 """The most classes of which it is asked whether the net says them."""
@@ -48,7 +48,7 @@ def classes_told(probe: Probe) -> Iterator[Finding]:
     target = target_of(probe, probe.whole.count)
     if target is None or is_continuous(target) or not probe.views:
         raise Skip("")
-    shift = _is_ahead(probe, target)
+    shift = is_ahead(probe, target)
     for path in judged(probe, outputs, target):
         axis = class_axis(outputs[path], target)
         if axis is None:
@@ -74,7 +74,7 @@ def _read(probe: Probe, output: Tensor, target: Tensor, axis: int) -> tuple[str,
     classes = logits.shape[1]
     if int(target.max()) >= classes:
         return None
-    shift = _is_ahead(probe, target)
+    shift = is_ahead(probe, target)
     meant = _entropy(logits, target, shift)
     if not math.isfinite(meant) or abs(meant - loss) <= PROBE.loss_off * max(abs(loss), 0.1):
         return None
@@ -103,7 +103,7 @@ def _as_first(output: Tensor, classes: int) -> Tensor:
     return output.reshape(len(output), classes, -1)
 
 
-def _is_ahead(probe: Probe, target: Tensor) -> int | None:
+def is_ahead(probe: Probe, target: Tensor) -> int | None:
     """By how many positions the loss has to shift the target of a net that predicts the next token; None of another net."""
     if target.ndim != 2 or float((target >= 0).double().mean()) < 0.5:  # some are to be filled in
         return None

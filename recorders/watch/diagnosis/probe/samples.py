@@ -12,6 +12,7 @@ from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import NORMS, PROBE, VARIES
 from recorders.watch.diagnosis.probe.example import Example, donors
+from recorders.watch.diagnosis.probe.losses import is_ahead
 from recorders.watch.diagnosis.probe.probe import (
     Probe,
     Skip,
@@ -78,11 +79,7 @@ def _carried(probe: Probe, example: Example, training: bool) -> Iterator[Finding
 
 def _goes_on(probe: Probe) -> bool:
     """Whether the target is the next token: then a batch may go on where the one before it ended."""
-    for _, target in leaves(probe.target):
-        for tokens in probe.whole.inputs.values():
-            if tokens.shape == target.shape and tokens.ndim == 2 and not is_continuous(tokens):
-                return float((tokens[:, 1:] == target[:, :-1]).double().mean()) > 0.99
-    return False
+    return any(is_ahead(probe, target) is not None for _, target in leaves(probe.target))
 
 
 def state_in_training(probe: Probe) -> Iterator[Finding]:

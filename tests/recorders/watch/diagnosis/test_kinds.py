@@ -13,6 +13,7 @@ from benchmarks.diagnosis.planted import CASES, FEATURES, Setup, planted
 from recorders.watch.diagnosis.causes import CAUSES, KINDS
 from recorders.watch.diagnosis.explaining import ORDER
 from recorders.watch.diagnosis.finding import Finding
+from recorders.watch.diagnosis.steps import StepMonitor
 
 
 def test_a_healthy_training_has_no_finding() -> None:
@@ -274,3 +275,32 @@ def test_what_people_do_on_purpose_is_a_notice_at_most(name: str) -> None:
     found = setup.run()
     assert not {one.kind for one in found} & {*kinds}, found
     assert {one.kind for one in found.notices} & {*kinds}
+
+
+def test_layers_that_are_unfrozen_on_the_way_are_not_written_to() -> None:
+    setup = planted("")
+    net: Any = setup.net
+    net[:4].requires_grad_(False)
+    setup.before = lambda step, optimizer: {10: net[3], 15: net[0]}[step].requires_grad_() and None if step in (10, 15) else None
+    found = setup.run()
+    assert "written-between-steps" not in {one.kind for one in [*found, *found.notices]}
+
+
+class Odd(torch.optim.SGD):
+    """Keeps a tensor of each parameter as its state, where others keep a dict."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight] = torch.ones(2)
+        return loss
+
+
+def test_an_optimizer_whose_states_are_no_dicts_is_recorded() -> None:
+    setup = planted("")
+    setup.optimizer = Odd
+    setup.run()
+    steps = next(part for part in setup.recorder.values() if isinstance(part, StepMonitor))
+    assert steps.last_error is None
+    assert len(steps.peek()) > 20
