@@ -144,7 +144,7 @@ def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> lis
                 place = first.layer
             elif causes[:1] == ("detached",):  # at the end nearest to the loss
                 place = alike[-1].layer
-            what = f"{first.what}, in {first.layer} and {len(alike) - 1} more of {layers} layers"
-            one = replace(first, severity="error", layer=place, what=what, causes=causes)
+            where = f", in {first.layer} and {len(alike) - 1} more of {layers} layers" if len(alike) > 1 else ""
+            one = replace(first, severity="error", layer=place, what=first.what + where, causes=causes)
             faults = [one, *(other for other in faults if other.kind != kind)]
     return [*faults]

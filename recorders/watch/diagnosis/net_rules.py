@@ -151,7 +151,8 @@ def hidden_weights(known: Evidence) -> Iterator[Finding]:
         for key, value in vars(module).items():
             tensors = [] if key in OF_MODULES else [tensor for tensor in _tensors_in(value) if id(tensor) not in shown]
             if any(tensor.is_leaf and tensor.grad is not None and tensor._version < LEAST for tensor in tensors):
-                what = f"the weights in its attribute {key!r} get gradients and never change: parameters() does not tell of them"
+                what = f"the weights in its attribute {key!r} get gradients and never change: parameters() does not list them"
+                what += ", as it would those of an nn.ModuleList, or an nn.Parameter"
                 yield fault("frozen", name, what, causes=("not-in-optimizer",))
                 return
 
