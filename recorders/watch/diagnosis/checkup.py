@@ -48,6 +48,7 @@ class Checkup:
 
     >>> import torch
     >>> from recorders import presets
+    >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     >>> with presets.health().modules(net) as recorder:
