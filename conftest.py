@@ -1,4 +1,4 @@
-"""What holds for the doctests of the packages: kernels are left out if their compiler is not installed, and numbers are drawn alike."""
+"""For doctests: kernels are left out if their compiler is not installed, and each test draws the same numbers in every run."""
 
 from __future__ import annotations
 
