@@ -1,4 +1,4 @@
-"""For doctests: kernels are left out if their compiler is not installed, and each test draws the same numbers in every run."""
+"""Seeds all tests; leaves out kernels when the doctests of the packages are collected, if their compiler is not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ collect_ignore_glob = [] if find_spec("triton") else ["reducers/kernels/triton/*
 
 
 @pytest.fixture(autouse=True)
-def _numbers_drawn_alike(request: pytest.FixtureRequest) -> None:
-    """Seeds a doctest, so that it passes always or never."""
-    if isinstance(request.node, pytest.DoctestItem):
-        torch.manual_seed(0)
+def _numbers_drawn_alike() -> None:
+    """Seeds each test, so that it passes always or never."""
+    torch.manual_seed(0)
