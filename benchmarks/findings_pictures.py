@@ -452,6 +452,20 @@ def two_losses(run: Run) -> dict[str, float]:
     return {"loss as trained": round(as_trained.item(), 2), "cross entropy of each position": round(meant.item(), 2)}
 
 
+def slopes(run: Run) -> dict[str, float]:
+    """How fast the loss changes if the weights of layer 0 grow, as it is seen and as their gradients tell."""
+    (x, y), net, weight = run.setup.batch(1000), run.setup.net.eval(), run.setup.net[0].weight
+    (gradient,) = torch.autograd.grad(run.setup.loss(net(x), y), weight)
+    found = []
+    with torch.no_grad():
+        for factor in (1.001, 0.999 / 1.001):
+            weight *= factor
+            found.append(run.setup.loss(net(x), y).double())
+        weight /= 0.999
+    seen, told = (found[0] - found[1]) / 0.002, (gradient.double() * weight).sum()
+    return {"as it is seen": round(seen.item(), 3), "as gradients tell": round(told.item(), 3)}
+
+
 def losses_ahead(run: Run) -> tuple[Tensor, None]:
     """The cross entropy of the tokens that are so many positions ahead of the inputs, from 0 on."""
     x, _ = run.setup.batch(1000)
@@ -543,6 +557,7 @@ ONE: dict[str, Callable[..., None]] = {
     "nonfinite": partial(loss, mark=(30, "NaN from here on")),
     "never-ran": partial(by_layer, of=calls, label="calls recorded"),
     "no-gradient": partial(by_layer, of=partial(typical, "gradients"), label="gradient norm of weights"),
+    "gradient-cut": partial(shares, of=slopes, label="slope of the loss along the weights of layer 0"),
     "dead-units": partial(by_layer, of=dead, label="share of dead units", limits={"more is a fault": UNIT_SHARE}),
     "saturated-units": partial(
         distribution,

@@ -193,6 +193,14 @@ class LowRank(nn.Linear):
         return super().forward(x @ self.read.T)
 
 
+class HalfDetached(nn.Module):
+    """Hands on what it reads, half of it without a graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, 1)
+        return torch.cat((first.detach(), second), 1)
+
+
 def hidden() -> nn.Module:
     return nn.Sequential(nn.Linear(24, 24), nn.ReLU())
 
@@ -254,6 +262,7 @@ RELATIONS: dict[str, Callable[[Any], Any]] = {
     "random-in-evaluation": partial(layer, place=2, make=InEvaluationToo),
     "carries-state": partial(layer, place=2, make=Keeping),
     "ignores-inputs": partial(layer, place=0, make=FirstThree),
+    "gradient-cut": partial(layer, place=2, make=HalfDetached),
     "sees-the-future": partial(attribute, task=language, name="causal", value=False),
     "targets-are-inputs": target_not_ahead,
     "mask-inverted": partial(attribute, task=padded, name="inverted", value=True),
@@ -277,6 +286,7 @@ LIKE: dict[str, Callable[[Any], Any]] = {
     "random-in-evaluation": vectors,
     "carries-state": vectors,
     "ignores-inputs": vectors,
+    "gradient-cut": vectors,
     "sees-the-future": language,
     "targets-are-inputs": language,
     "mask-inverted": padded,

@@ -215,6 +215,9 @@ KINDS: dict[str, FindingKind] = {
         "error", "The layer hardly learns.", ("rate-too-low",), "a larger learning rate, for this layer at least"
     ),
     "no-gradient": FindingKind("error", "The layer learns nothing.", ("detached", "dead-units")),
+    "gradient-cut": FindingKind(
+        "warning", "A part of what its weights do is not learned from, unless that is meant.", ("detached",)
+    ),
     "zero-weights": FindingKind(
         "error",
         "What is zero everywhere stays zero, and gives gradients of zero to the layers before.",

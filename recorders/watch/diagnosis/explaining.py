@@ -32,6 +32,7 @@ ORDER = (
         "zero-weights",
         "equal-units",
         "no-gradient",
+        "gradient-cut",
         "frozen",
         "shapes-broadcast",
         "exclusive-labels",

@@ -73,16 +73,18 @@ class CopiedNet:
         fresh: bool = False,
         draws_again: bool = True,
         training: bool = False,
+        gradients: bool = False,
         seen: Seen | None = None,
         calls: list[ModuleCall] | None = None,
         change: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> dict[str, Tensor]:
-        """Run it without gradients; return copies of the floating-point tensors that it returns, by path.
+        """Run it; return copies of the floating-point tensors that it returns, by path.
 
         Args:
             fresh: it starts as the net was copied, whatever earlier runs left in its attributes and buffers.
             draws_again: random numbers are those of the run before.
             training: it runs in training mode.
+            gradients: what it returns has a graph, which leads to its parameters.
             seen: is told of each operator.
             calls: gets each call of a module, in the order in which they end.
             change: by name of a module, what its first output in this run is replaced by.
@@ -96,13 +98,14 @@ class CopiedNet:
         self.runs += 1
         if seen is not None:
             seen.lineage.begin(self.modules)
-        with torch.no_grad(), ExitStack() as stack:
+        with torch.set_grad_enabled(gradients), ExitStack() as stack:
             if seen is not None:
                 stack.enter_context(each_operator(seen))
             outputs = net(*given.args, **given.kwargs)
+            found = {path: tensor.clone() for path, tensor in leaves(outputs) if tensor.is_floating_point()}
         if seen is not None:
             seen.lineage.end(outputs)
-        return {path: tensor.clone() for path, tensor in leaves(outputs) if tensor.is_floating_point()}
+        return found
 
     def module(self, name: str) -> nn.Module:
         """The module of this name."""

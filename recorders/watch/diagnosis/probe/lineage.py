@@ -114,6 +114,7 @@ class Lineage:
         attended: layers that give queries, keys or values of attention.
         unscaled: by module, scores of attention that were not scaled.
         in_a_row: activation functions that read what another one gave, as it was.
+        inner_softmax: the first one along features whose shares a layer reads as they were.
         last: by path of an output of the net, the activation function that it comes from, as it was.
     """
 
@@ -122,6 +123,7 @@ class Lineage:
     attended: set[str] = field(default_factory=set)
     unscaled: dict[str, Unscaled] = field(default_factory=dict)
     in_a_row: list[Activation] = field(default_factory=list)
+    inner_softmax: Activation | None = None
     last: dict[str, Activation] = field(default_factory=dict)
     _held: dict[int, tuple[Tensor, Weights | None]] = field(default_factory=dict)
     _active: dict[int, tuple[Tensor, Activation]] = field(default_factory=dict)
@@ -212,6 +214,9 @@ class Lineage:
         of = self._held.get(id(weight), (weight, None))[1]
         if of is None:
             return False
+        _, active = self._active.get(id(given), (given, None))
+        if active is not None and active.name == "softmax" and active.axis == given.ndim - 1 and active.size > 1:
+            self.inner_softmax = self.inner_softmax or active
         if self._has(given):
             before = self._origin[id(given)][1]
             self.pairs.setdefault((before.layer, of.layer), (before, of))

@@ -19,6 +19,8 @@ BOUNDED = frozenset({"relu", "sigmoid", "softmax"})
 """Activation functions whose outputs are never negative."""
 SQUASHING = frozenset({"sigmoid", "softmax", "log_softmax"})
 """Those that make probabilities, for which half of all numbers are negative."""
+HIDDEN = {"silu": "SiLU", "gelu": "GELU"}
+"""Those that are for hidden layers alone: they give hardly anything negative, and no end above."""
 
 
 def activations_apart(probe: Probe) -> Iterator[Finding]:
@@ -27,6 +29,11 @@ def activations_apart(probe: Probe) -> Iterator[Finding]:
     for one in (lineage.last[path] for path in paths if path in lineage.last and lineage.last[path].size == 1):
         what = "its softmax runs along an axis of one element, so that it always gives 1"
         yield fault("softmax-axis", shown_name(one.module), what, causes=("output-activation", "wrong-axis"))
+        return
+    if lineage.inner_softmax is not None:
+        what = f"its softmax is between layers: the {lineage.inner_softmax.size} numbers that the next one reads sum to 1"
+        causes = ("output-activation", "vanishing-gradients", "saturation")
+        yield fault("softmax-axis", shown_name(lineage.inner_softmax.module), what, causes=causes)
         return
     for one in lineage.in_a_row:
         if one.name in SQUASHING and one.after in BOUNDED:
@@ -88,6 +95,9 @@ def _of_classes(one: Activation, output: Tensor, target: Tensor) -> Finding | No
     if one.name == "relu" and output.shape[axis] > 1:
         what = "a ReLU makes the logits, so none is below 0"
         return fault("rectified-outputs", shown_name(one.module), what)
+    if one.name in HIDDEN and output.shape[axis] > 1:
+        what = f"a {HIDDEN[one.name]} makes the logits, so hardly any is below 0"
+        return fault("rectified-outputs", shown_name(one.module), what)
     if one.name.endswith("softmax") and one.axis is not None and one.axis != axis:
         what = f"its softmax runs along axis {one.axis} of outputs {tuple(output.shape)}, and the classes are along axis {axis}"
         return fault("softmax-axis", shown_name(one.module), what)
@@ -111,6 +121,9 @@ def _of_numbers(one: Activation, output: Tensor, target: Tensor | None, samples:
     counts = alike and target is not None and not below and bool(((target != 0) & (target != 1)).any())  # or rates
     if one.name == "relu" and (below or (single and not counts)):
         what = "a ReLU makes what the net returns, so none of it is below 0, and where it is 0 no gradient comes back"
+        return fault("rectified-outputs", shown_name(one.module), what)
+    if one.name in HIDDEN and (target is None or below):
+        what = f"a {HIDDEN[one.name]} makes what the net returns, so hardly any of it is below 0"
         return fault("rectified-outputs", shown_name(one.module), what)
     few = output.numel() <= PROBE.single * samples
     if one.name in NORMALISING and (single or few or alike):

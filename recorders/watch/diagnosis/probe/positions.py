@@ -17,7 +17,7 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, Wrong, is_continuous, is_mask, off, rounding
 
-__all__ = ["directions", "future", "inputs_used", "order", "past_alone"]
+__all__ = ["directions", "future", "inputs_used", "order", "others_read", "past_alone"]
 
 GROUPS = 16
 """In how many parts an axis of the inputs is replaced, one after the other, at most."""
@@ -131,8 +131,37 @@ def past_alone(probe: Probe) -> Iterator[Finding]:
         yield fault("sees-only-the-past", shown_name(next(iter(probe.seen.attention))), what)
 
 
+def others_read(probe: Probe) -> Iterator[Finding]:
+    """What a net with attention or a recurrent layer gives for a position depends on others, too."""
+    reading = [*probe.seen.attention, *(name for name, one in probe.net.modules.items() if isinstance(one, nn.RNNBase))]
+    sequence = _sequence(probe)
+    if not reading or probe.seen.draws:
+        raise Skip("")
+    path, at = sequence.path, sequence.length // 2
+    others, padding = probe.others[path], _padding(probe, path)
+    own = torch.arange(sequence.length, device=others.device) == at
+
+    def differ(kept: Tensor) -> list[bool]:
+        after = probe.run(_replaced_masked(probe, path, ~kept.expand(probe.few.count, -1)))
+        at_position = _changed(sequence.length, slice(at, at + 1), probe.few.count)
+        told = [at_position(view(probe.base[name]), view(after[name])) for name, view in probe.views.items()]
+        return [bool(one) for one in told if one is not None]
+
+    if padding is not None and bool(padding.any()):
+        raise Skip("")
+    alone = differ(own)
+    if alone and not any(alone) and all(differ(~own)):
+        what = f"what it gives for position {at} does not depend on any other position"
+        yield fault("ignores-inputs", shown_name(reading[0]), what, causes=("mask", "bottleneck"))
+
+
 def _early(length: int, cut: int, count: int) -> Wrong:
-    """Whether a tensor differs at positions before the cut; along the first axis that has their number, other than samples."""
+    """Whether a tensor differs at positions before the cut."""
+    return _changed(length, slice(0, cut), count)
+
+
+def _changed(length: int, where: slice, count: int) -> Wrong:
+    """Whether a tensor differs at some positions; along the first axis that has their number, other than samples."""
 
     def wrong(before: Tensor, after: Tensor) -> bool | None:
         for axis in (1, 0, 2, 3):
@@ -143,7 +172,8 @@ def _early(length: int, cut: int, count: int) -> Wrong:
                 return None
             before, after = (torch.unflatten(one, 0, (count, length)) for one in (before, after))
             axis = 1
-        return bool((off(before, after).narrow(axis, 0, cut) > rounding(before, after)).any())
+        apart = off(before, after).narrow(axis, where.start, where.stop - where.start)
+        return bool((apart > rounding(before, after)).any())
 
     return wrong
 

@@ -11,9 +11,10 @@ from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
 from recorders.watch.diagnosis.probe.example import Example, as_call
+from recorders.watch.diagnosis.probe.gradients import gradients_whole
 from recorders.watch.diagnosis.probe.losses import classes_told, loss_of_outputs
 from recorders.watch.diagnosis.probe.outputs import activations_apart, last_activation
-from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order, past_alone
+from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order, others_read, past_alone
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, attempts
 from recorders.watch.diagnosis.probe.samples import (
     attention,
@@ -26,6 +27,7 @@ from recorders.watch.diagnosis.probe.seen import Seen
 from recorders.watch.diagnosis.probe.structure import (
     activations_between,
     dropout_last,
+    first_reads,
     layers_used_once,
     passed_on,
     scores_scaled,
@@ -46,8 +48,9 @@ class Probed(NamedTuple):
 def probed(net: nn.Module, example: Any, target: Any = None, loss: float | None = None) -> Probed:
     """Examines how the outputs of a net depend on its inputs, by runs of a copy; nothing of the net is changed.
 
-    The copy runs in evaluation mode and without gradients, 5 to 70 times, on at most 4 samples, but for two runs on the whole
-    example; at last it runs three times in training mode. For this time there are two sets of buffers and one of parameters more.
+    The copy runs in evaluation mode, 10 to 80 times, on at most 4 samples, but for two runs on the whole example; at last it runs
+    three times in training mode. For this time there are two sets of buffers and one of parameters more, and in one of the runs
+    what a backward pass needs.
 
     Args:
         net: is copied.
@@ -134,12 +137,15 @@ RELATIONS: dict[str, Callable[[Probe], Iterator[Finding]]] = {
     "layers that are used once": layers_used_once,
     "the future": future,
     "the past alone": past_alone,
+    "other positions": others_read,
     "inputs without effect": inputs_used,
     "directions without effect": directions,
     "order without effect": order,
     "units that differ": widths_used,
     "what is passed on": passed_on,
+    "what the first layer reads": first_reads,
     "dropout on outputs": dropout_last,
+    "gradients that are cut": gradients_whole,
     "state carried over in training": state_in_training,
 }
 """By name, each looks at one relation between inputs and outputs. The second finds where the samples are, for the others."""

@@ -18,7 +18,7 @@ from recorders.watch.diagnosis.probe.outputs import judged, target_of
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 from recorders.watch.diagnosis.steps import DROPOUTS
 
-__all__ = ["activations_between", "dropout_last", "layers_used_once", "passed_on", "scores_scaled", "widths_used"]
+__all__ = ["activations_between", "dropout_last", "first_reads", "layers_used_once", "passed_on", "scores_scaled", "widths_used"]
 
 
 def activations_between(probe: Probe) -> Iterator[Finding]:
@@ -105,6 +105,18 @@ def widths_used(probe: Probe) -> Iterator[Finding]:
             what = f"its {rows.shape[1]} units differ between {len(rows)} samples in one direction only"
             yield fault("one-direction", shown_name(call.name), what)
             return
+
+
+def first_reads(probe: Probe) -> Iterator[Finding]:
+    """The first layer reads more than one number of samples that have many: nothing averages all of them before."""
+    given = [tensor for tensor in probe.few.inputs.values() if is_continuous(tensor)]
+    if len(given) != 1 or len(probe.few.inputs) > 1 or given[0][0].numel() < WIDE:
+        raise Skip("")
+    calls = probe.calls(probe.few, fresh=True)
+    first = next((call for call in calls if next(probe.net.module(call.name).parameters(recurse=False), None) is not None), None)
+    if first is not None and first.inputs and sum(one.numel() for one in first.inputs) == probe.few.count:
+        what = f"it reads one number of each sample, of {given[0][0].numel()} that there are"
+        yield fault("bottleneck", shown_name(first.name), what, causes=("bottleneck", "wrong-axis"))
 
 
 def passed_on(probe: Probe) -> Iterator[Finding]:

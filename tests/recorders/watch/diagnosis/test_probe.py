@@ -1172,3 +1172,132 @@ def test_copies_of_a_net_with_monitors_record_nothing() -> None:
     with presets.health().modules(net) as recorder:
         copy.deepcopy(net)(vectors())
         assert not any(recorder.samples.values())
+
+
+class Residual(nn.Module):
+    """Adds to what it reads what a layer makes of it, some of it without a graph."""
+
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.cut = nn.Linear(6, 6), cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.cut(self.layer(x).tanh())
+
+
+def cut_half(x: Tensor) -> Tensor:
+    return torch.cat((x[:, :3].detach(), x[:, 3:]), 1)
+
+
+def without_graph(x: Tensor) -> Tensor:
+    return torch.tensor(x.tolist())
+
+
+@pytest.mark.parametrize("cut", [cut_half, Tensor.detach, without_graph])
+def test_a_part_of_the_way_that_is_cut_is_found(cut: Callable[[Tensor], Tensor]) -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Residual(cut), nn.Linear(6, 3))
+    (found,) = [one for one in probed(net, vectors()).found if one.kind == "gradient-cut"]
+    assert (found.layer, found.severity, found.cause) == ("2.layer", "warning", "detached")
+    before = copy.deepcopy(net.state_dict())
+    net[2].cut = lambda x: x
+    assert "gradient-cut" not in {one.kind for one in probed(net, vectors()).found}
+    assert all(bool((value == before[name]).all()) for name, value in net.state_dict().items())
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Quantised(nn.Module):
+    """A vector quantisation: what it gives is one of its codes, and its gradient is passed straight through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.codes[torch.cdist(x, self.codes).argmin(1)]
+        return x + (code - x).detach()
+
+
+@pytest.mark.parametrize("middle", [Apply(Rounded.apply), Apply(Reversed.apply), Quantised(), nn.Dropout(0.5), nn.BatchNorm1d(8)])
+def test_gradients_that_are_meant_to_differ_are_no_cut(middle: nn.Module) -> None:
+    assert "gradient-cut" not in {one.kind for one in probed(mlp(middle), vectors()).found}
+
+
+def test_rows_of_padding_get_no_gradients_on_purpose() -> None:
+    text = torch.cat((torch.zeros(8, 4, dtype=torch.long), texts()), 1)
+    net = nn.Sequential(nn.Embedding(TOKENS, 6, padding_idx=0), nn.Flatten(), nn.Linear(15 * 6, 3))
+    nn.init.normal_(net[0].weight)
+    assert "gradient-cut" not in {one.kind for one in probed(net, text).found}
+
+
+def test_a_head_that_is_kept_from_what_it_reads_is_a_notice() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.policy, self.value = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.trunk(x).relu()
+            return self.policy(h), self.value(h.detach())
+
+    found = [(one.kind, one.layer, one.severity) for one in probed(TwoHeads(), vectors()).found]
+    assert ("gradient-cut", "trunk", "notice") in found
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_attention_that_reads_no_other_position_is_found(alone: bool) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.attend, self.head = (
+                nn.Embedding(TOKENS, 8),
+                nn.MultiheadAttention(8, 2, batch_first=True),
+                nn.Linear(8, 4),
+            )
+
+        def forward(self, text: Tensor) -> Tensor:
+            x, mask = self.embed(text), torch.eye(text.shape[1]) == 0
+            given, _ = self.attend(x, x, x, attn_mask=mask if alone else None)
+            return self.head(x + given)
+
+    found = probed(Tagger(), texts()).found
+    assert [(one.layer, one.cause) for one in found if one.kind == "ignores-inputs"] == [("attend", "mask")] * alone
+
+
+@pytest.mark.parametrize("last", [nn.SiLU(), nn.GELU()])
+def test_an_activation_of_hidden_layers_at_the_end_is_found(last: nn.Module) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3), last)
+    for target in (None, vectors()[:, :3], torch.randint(3, (8,))):
+        assert shown(probed(net, vectors(), target)) == [("rectified-outputs", "3")]
+        assert shown(probed(net[:3], vectors(), target)) == []
+    assert shown(probed(net, vectors(), torch.rand(8, 3) + 1)) == []  # which is never below 0
+
+
+@pytest.mark.parametrize(("middle", "kinds"), [(nn.Softmax(1), [("softmax-axis", "1")]), (nn.Sigmoid(), [])])
+def test_a_softmax_between_layers_is_found(middle: nn.Module, kinds: list[tuple[str, str]]) -> None:
+    assert shown(probed(nn.Sequential(nn.Linear(6, 8), middle, nn.Linear(8, 3)), vectors())) == kinds
+
+
+def test_a_first_layer_that_reads_a_mean_of_all_is_found() -> None:
+    images = torch.randn(8, 1, 8, 8)
+    for size, kinds in ((8, [("bottleneck", "2")]), (4, [])):
+        net = nn.Sequential(nn.AvgPool2d(size), nn.Flatten(), nn.Linear((8 // size) ** 2, 10))
+        assert shown(probed(net, images)) == kinds
