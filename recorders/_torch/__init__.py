@@ -38,6 +38,7 @@ __all__ = [
     "call_of_module",
     "compiled_in_place",
     "copy_all",
+    "drop_backward_hooks",
     "each_operator",
     "eagerly",
     "graph_task",
@@ -209,6 +210,13 @@ def call_of_module(frame: FrameType) -> FrameType:
 def hooks_on_forwards(module: nn.Module) -> dict[str, Any]:
     """The dictionaries of the hooks on the forwards of a module, by name."""
     return {kind: getattr(module, kind, {}) for kind in ("_forward_pre_hooks", "_forward_hooks")}
+
+
+def drop_backward_hooks(net: nn.Module) -> None:
+    """Take the hooks on the backward passes of its modules off a net, which is a copy."""
+    for module in net.modules():
+        for kind in ("_backward_hooks", "_backward_pre_hooks"):
+            getattr(module, kind, {}).clear()
 
 
 def _one_by_one(method: str) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recorders._torch import NoAutocast, NoInference, each_operator, eagerly, is_distributed, outside_modes
+from recorders._torch import NoAutocast, NoInference, drop_backward_hooks, each_operator, eagerly, is_distributed, outside_modes
 from recorders.capture.operands import is_spread, leaves, mapped
 from recorders.recorder.selection import Criteria, select_modules, unwrapped
 from recorders.watch.diagnosis.limits import PROBE
@@ -40,8 +40,8 @@ class ModuleCall:
 class CopiedNet:
     """A copy of a net, to be run in place of it.
 
-    It has the parameters, buffers, hooks and attributes that the net has now, and none of its recorders. A run starts where the one
-    before it ended, unless `fresh` is asked for; then it starts from the net as it was copied.
+    It has the parameters, buffers, attributes and hooks on forwards that the net has now, and none of its recorders. A run starts
+    where the one before it ended, unless `fresh` is asked for; then it starts from the net as it was copied.
 
     Args:
         net: is not changed.
@@ -274,4 +274,6 @@ def _copied(net: nn.Module) -> nn.Module:
     for module in net.modules():
         for value in vars(module).values():
             memo.update({id(tensor): tensor.detach().clone() for _, tensor in leaves(value) if not tensor.is_leaf})
-    return copy.deepcopy(net, memo)
+    found = copy.deepcopy(net, memo)
+    drop_backward_hooks(found)
+    return found

@@ -62,7 +62,7 @@ class Slopes:
     """
 
     def __init__(self, probe: Probe) -> None:
-        parameters = [*dict.fromkeys(one for one in probe.net.module("").parameters() if one.requires_grad)]
+        parameters: list[Tensor] = [*dict.fromkeys(one for one in probe.net.module("").parameters() if one.requires_grad)]
         if probe.stateful or not parameters or any(one.dtype not in (torch.float32, torch.float64) for one in parameters):
             raise Skip("")
         if any(isinstance(module, nn.RNNBase) for module in probe.net.modules.values()) and parameters[0].is_cuda:

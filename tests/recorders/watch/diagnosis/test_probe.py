@@ -1301,3 +1301,17 @@ def test_a_first_layer_that_reads_a_mean_of_all_is_found() -> None:
     for size, kinds in ((8, [("bottleneck", "2")]), (4, [])):
         net = nn.Sequential(nn.AvgPool2d(size), nn.Flatten(), nn.Linear((8 // size) ** 2, 10))
         assert shown(probed(net, images)) == kinds
+
+
+def test_hooks_on_backward_passes_are_not_called_and_change_no_gradient_of_the_copy() -> None:
+    net, calls = mlp(nn.Identity()), []
+
+    def halve(module: nn.Module, given: Any, output: Any) -> Any:
+        calls.append(module)
+        return tuple(one if one is None else 0.5 * one for one in given)
+
+    net[1].register_full_backward_hook(halve)
+    assert "gradient-cut" not in {one.kind for one in probed(net, vectors()).found}
+    assert calls == []
+    net(vectors()).sum().backward()
+    assert len(calls) == 1
