@@ -40,6 +40,7 @@ from reducers.kernels import digests
 from reducers.kernels.cpp import library
 from reducers.kernels.hashing import words_of
 from reducers.statistics import digest as file
+from reducers.statistics.digest import digest_of
 
 DIGEST = Digest()
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn)
@@ -442,3 +443,12 @@ def test_ranks_with_parts_have_the_digest_of_the_whole(reducer: Reducer) -> None
     joined = join_parts(reducer, states)
     assert joined is not None
     laws.close(joined, reducer.update({}, x))
+
+
+def test_the_digest_of_one_state_is_that_of_several_at_once() -> None:
+    words = torch.randint(-(2**63), 2**63 - 1, (200, 2))
+    words = torch.cat((words, torch.tensor([[0, 0], [-1, -1], [-(2**63), 2**63 - 1]])))
+    several = digest_of(words)
+    assert torch.equal(several, torch.stack([digest_of(one) for one in words]))
+    assert torch.equal(several, torch.vmap(digest_of)(words))
+    assert bool((several >= 0).all())
