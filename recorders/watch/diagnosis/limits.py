@@ -318,6 +318,7 @@ class ProbeLimits(NamedTuple):
         labels, told: how many labels are of a class that the net never says, at least, and which share of the others is right, at
             least.
         single: up to how many outputs a sample may have if these are values or scores.
+        weights: the most weights that are moved.
         step: by how much weights move, relative to their size, to see how outputs change.
         cut: the share of a change that is not as gradients tell, from which on a part of the way is cut.
         felt: the change of outputs, relative to what is expected and to the step, below which weights are not felt.
@@ -342,6 +343,7 @@ class ProbeLimits(NamedTuple):
     labels: int = 8
     told: float = 0.8
     single: int = 2
+    weights: int = 2**26
     step: float = 1e-3
     cut: float = 0.03
     felt: float = 0.01

@@ -58,13 +58,15 @@ class Slopes:
         detached: whether there are outputs without gradients.
 
     Raises:
-        Skip: the outputs have no gradients, or numbers of 16 bits are too coarse for small steps.
+        Skip: the outputs have no gradients, there are too many weights, or numbers of 16 bits are too coarse for small steps.
     """
 
     def __init__(self, probe: Probe) -> None:
         parameters: list[Tensor] = [*dict.fromkeys(one for one in probe.net.module("").parameters() if one.requires_grad)]
         if probe.stateful or not parameters or any(one.dtype not in (torch.float32, torch.float64) for one in parameters):
             raise Skip("")
+        if sum(one.numel() for one in parameters) > PROBE.weights:
+            raise Skip(f"the net has more than {PROBE.weights:,} weights")
         if any(isinstance(module, nn.RNNBase) for module in probe.net.modules.values()) and parameters[0].is_cuda:
             raise Skip("cuDNN has gradients of recurrent layers in training mode only")
         self._probe = probe
@@ -74,8 +76,8 @@ class Slopes:
         self._paths = graded[:OUTPUTS]
         if not graded or not all(bool(outputs[path].isfinite().all()) for path in graded):
             raise Skip("")
-        self._still = _without_gradients(probe)
-        self._places = {parameter: place for place, parameter in enumerate(parameters)}
+        still = _without_gradients(probe)
+        self._directions = {one: _direction(one, still.get(one, ()), place) for place, one in enumerate(parameters)}
         self.told = {one: torch.zeros(len(self._paths), SUMS, dtype=torch.float64, device="cpu") for one in parameters}
         self._before = self._numbers(outputs)
         with torch.enable_grad():
@@ -86,7 +88,7 @@ class Slopes:
                     parameters, torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True), strict=True
                 ):
                     if gradient is not None:
-                        self.told[parameter][row, column] = (gradient.to_dense() * self._direction(parameter)).double().sum()
+                        self.told[parameter][row, column] = (gradient.to_dense() * self._directions[parameter]).double().sum()
 
     def gaps(self, parameters: Sequence[Tensor]) -> list[float]:
         """How far what gradients tell is from what is seen, relative to that, for each output that changes if these weights move.
@@ -115,7 +117,7 @@ class Slopes:
         kept = [one.detach().clone() for one in parameters]
         try:
             for one in parameters:
-                one.add_(self._direction(one), alpha=step)
+                one.add_(self._directions[one], alpha=step)
             return self._numbers(self._probe.net.run(self._probe.few, fresh=True))
         finally:
             for one, before in zip(parameters, kept, strict=True):
@@ -124,15 +126,6 @@ class Slopes:
     def _numbers(self, outputs: dict[str, Tensor]) -> Tensor:
         return torch.stack([*self._sums(outputs)]).detach().double().cpu()
 
-    def _direction(self, parameter: Tensor) -> Tensor:
-        """Random numbers as large as the weights; of zeros, small ones."""
-        draws = torch.Generator().manual_seed(self._places[parameter])
-        size = float(parameter.detach().double().square().mean().sqrt()) or 0.02
-        found = torch.randn(parameter.shape, generator=draws, device="cpu").to(parameter) * size
-        for row in self._still.get(parameter, ()):
-            found[row] = 0
-        return found
-
     def _sums(self, outputs: dict[str, Tensor]) -> Iterator[Tensor]:
         """The sums of each output, relative to its size: (`SUMS`,)."""
         draws = torch.Generator().manual_seed(0)
@@ -140,6 +133,16 @@ class Slopes:
             one, size = outputs[path].flatten(), float(self._probe.base[path].double().square().mean().sqrt()) or 1.0
             weights = torch.randn((SUMS, one.numel()), generator=draws, device="cpu").to(one)
             yield weights @ one / (size * one.numel() ** 0.5)
+
+
+def _direction(parameter: Tensor, still: Sequence[int], seed: int) -> Tensor:
+    """Random numbers as large as the weights, with some rows of zeros; of weights that are zero, small ones."""
+    draws = torch.Generator().manual_seed(seed)
+    size = float(parameter.detach().double().square().mean().sqrt()) or 0.02
+    found = torch.randn(parameter.shape, generator=draws, device="cpu").to(parameter) * size
+    for row in still:
+        found[row] = 0
+    return found
 
 
 def _without_gradients(probe: Probe) -> dict[Tensor, list[int]]:
