@@ -55,9 +55,9 @@ def findings(
 
         example: what the net is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments, as for
             `Recorder.plan`; one that does not fit the parameters of `forward` is its only argument. Then a copy of the net runs
-            5 to 70 times, twice on the whole example and else on at most 4 samples, see `probed`: whether samples mix, inputs
+            10 to 80 times, twice on the whole example and else on at most 4 samples, see `probed`: whether samples mix, inputs
             have no effect, the future is seen, a dropout acts in evaluation, a state is carried over, attention reads one key
-            alone, or what the net returns last does not fit the target. Only of a recorder.
+            alone, gradients are cut, or what the net returns last does not fit the target. Only of a recorder.
         target: the target of `example`, which tells whether the net predicts what comes next, and which cross entropy the loss is.
 
     Raises:
