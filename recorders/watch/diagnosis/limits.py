@@ -127,6 +127,7 @@ class LossLimits(NamedTuple):
         learns: below which share of the start it has come down.
         well: below which share of the start it has come far.
         trivial: it must come below this share of the loss of a net that knows nothing of its inputs.
+        rare: the share of labels of one kind below which batches differ by how many of them there are.
         near: up to which multiple of that loss it is where such a net comes to.
         initial: how many times the entropy of equal probabilities the first cross entropy may be.
         slow, fast: updates relative to the weights below and above which the rate explains a loss that does not fall. The range of
@@ -147,6 +148,7 @@ class LossLimits(NamedTuple):
     learns: float = 0.75
     well: float = 0.1
     trivial: float = 0.95
+    rare: float = 0.1
     near: float = 1.05
     initial: float = 3.0
     slow: float = 2e-3

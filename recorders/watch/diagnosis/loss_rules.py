@@ -37,6 +37,7 @@ def loss(known: Evidence) -> Iterator[Finding]:
         return  # of no fixed scale, as that of a policy gradient
     sure = 3 * noise / math.sqrt(max(3, 0.1 * len(course)))
     trivial = trivial_loss(known)
+    hides = 0.0 if _is_rare(known) else min(sure, LOSS.unsure * trivial)
     flat, untrained = _why_flat(known), not start < 0.5 * blind_loss(known)
     if _climbs(course) and known.early_ratio < LOSS.early:
         yield fault("loss-climbs", "loss", f"the loss rose from {start:.4g} to {end:.4g}, from the first steps on")
@@ -45,12 +46,21 @@ def loss(known: Evidence) -> Iterator[Finding]:
     elif end > start - max(min(sure, LOSS.unsure * start), LOSS.falls * start) and len(course) >= LOSS.flat and untrained:
         what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
         yield _flat(what, flat)
-    elif math.isfinite(trivial) and end > LOSS.trivial * trivial - min(sure, LOSS.unsure * trivial) and len(course) >= LOSS.long:
+    elif math.isfinite(trivial) and end > LOSS.trivial * trivial - hides and len(course) >= LOSS.long:
         what = f"after {len(course)} steps the loss is {end:.4g}; without any inputs it could be {trivial:.4g}"
         yield _flat(what, flat)
     elif len(course) >= LOSS.long and untrained and not _warms_up(known) and _is_slow(known, course, trivial):
         what = f"the loss fell from {start:.4g} to {end:.4g}, and a typical step changes the weights by {shown_range(known.ratio)}"
         yield fault("loss-falls-slowly", "loss", what)
+
+
+def _is_rare(known: Evidence) -> bool:
+    """Whether labels are 1, or 0, so seldom that the loss of a batch is mostly how many of these are in it."""
+    target = only(known.target)
+    if target is None or not is_binary(target):
+        return False
+    ones = target.typical("mean")
+    return min(ones, 1 - ones) < LOSS.rare
 
 
 def _flat(what: str, causes: Sequence[str]) -> Finding:
