@@ -18,6 +18,8 @@ SUMS = 4
 """How many sums of each output, with random weights, are differentiated."""
 OUTPUTS = 4
 """The most outputs that are looked at."""
+PERIOD = 2**16 + 1
+"""How many different weights there are in a sum, at most."""
 MODULES = 16
 """The most modules that are asked for the one by which it goes wrong."""
 
@@ -127,12 +129,16 @@ class Slopes:
         return torch.stack([*self._sums(outputs)]).detach().double().cpu()
 
     def _sums(self, outputs: dict[str, Tensor]) -> Iterator[Tensor]:
-        """The sums of each output, relative to its size: (`SUMS`,)."""
+        """The sums of each output, relative to its size: (`SUMS`,). Of a large output, many elements have one weight."""
         draws = torch.Generator().manual_seed(0)
         for path in self._paths:
             one, size = outputs[path].flatten(), float(self._probe.base[path].double().square().mean().sqrt()) or 1.0
-            weights = torch.randn((SUMS, one.numel()), generator=draws, device="cpu").to(one)
-            yield weights @ one / (size * one.numel() ** 0.5)
+            width = min(one.numel(), PERIOD)
+            rest = one.numel() % width
+            added = one[rest:].view(-1, width).sum(0, dtype=torch.float64)
+            added = torch.cat((added[:rest] + one[:rest], added[rest:]))
+            weights = torch.randn((SUMS, width), generator=draws, dtype=torch.float64, device="cpu").to(one.device)
+            yield weights @ added / (size * one.numel() ** 0.5)
 
 
 def _direction(parameter: Tensor, still: Sequence[int], seed: int) -> Tensor:

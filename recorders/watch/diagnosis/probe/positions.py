@@ -251,10 +251,10 @@ def _same_but_for_order(probe: Probe, after: dict[str, Tensor], replaced: dict[s
     """Whether outputs are those of `few`, or these with their positions moved, as compared with other values at these positions."""
     for path, view in probe.views.items():
         before, now, other = (view(outputs[path]) for outputs in (probe.base, after, replaced))
-        effect = float(off(before, other).square().mean())
-        same = float(off(before, now).square().mean())
+        effect = float(off(before, other).double().square().mean())
+        same = float(off(before, now).double().square().mean())
         if now.ndim > 1 and now.shape[1] == len(moved):
-            same = min(same, float(off(before[:, moved.to(before.device)], now).square().mean()))
+            same = min(same, float(off(before[:, moved.to(before.device)], now).double().square().mean()))
         if not effect or math.sqrt(same / effect) > PROBE.order:
             return False
     return True

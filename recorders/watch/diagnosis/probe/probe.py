@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -114,9 +115,9 @@ class Probe:
         found = torch.zeros(self.few.count, dtype=torch.float64, device="cpu")
         for path, view in self.views.items():
             if path in outputs and outputs[path].shape == self.base[path].shape:
-                scale = float(finite(self.base[path]).abs().amax()) or 1.0
+                scale = largest(self.base[path]) or 1.0
                 apart = off(view(self.base[path]), view(outputs[path])).reshape(self.few.count, -1).amax(1)
-                found = torch.maximum(found, apart.cpu() / scale)
+                found = torch.maximum(found, apart.double().cpu() / scale)
         return found
 
     def calls(self, example: Example, **options: Any) -> list[ModuleCall]:
@@ -156,8 +157,18 @@ def off(before: Tensor, after: Tensor) -> Tensor:
     """By how much each element differs; what is not finite in both does not, and differs by 1 from what is."""
     if not before.is_floating_point():
         return (before != after).double()
+    wide = torch.promote_types(before.dtype, torch.float32) if before.dtype.itemsize > 1 else torch.float32
+    apart = (before.to(wide) - after.to(wide)).abs()
+    if not apart.numel() or bool(apart.amax().isfinite()):
+        return apart
     ill = before.isfinite() != after.isfinite()
     return (finite(before) - finite(after)).abs() + ill
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest magnitude of the finite values; 0 if there is none."""
+    found = float(tensor.abs().amax()) if tensor.is_floating_point() and tensor.numel() else math.nan
+    return found if math.isfinite(found) else float(finite(tensor).abs().amax())
 
 
 def differ(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
@@ -167,7 +178,7 @@ def differ(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
     for path, one in before.items():
         if one.shape != after[path].shape:
             return True
-        if one.numel() and float(off(one, after[path]).amax()) > PROBE.differs * float(finite(one).abs().amax()):
+        if one.numel() and float(off(one, after[path]).amax()) > PROBE.differs * largest(one):
             return True
     return False
 
@@ -177,7 +188,7 @@ def rounding(before: Tensor, after: Tensor) -> float:
     apart = off(before, after)
     if not apart.numel():
         return 0.0
-    return max(PROBE.differs * float(apart.amax()), 1e-6 * float(finite(before).abs().amax()))
+    return max(PROBE.differs * float(apart.amax()), 1e-6 * largest(before))
 
 
 def is_confined(before: Tensor, after: Tensor) -> bool:
