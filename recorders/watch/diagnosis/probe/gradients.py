@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE
-from recorders.watch.diagnosis.probe.probe import Probe, Skip
+from recorders.watch.diagnosis.probe.probe import Probe, Skip, may_communicate
 
 __all__ = ["gradients_whole"]
 
@@ -25,7 +25,7 @@ MODULES = 16
 
 
 def gradients_whole(probe: Probe) -> Iterator[Finding]:
-    """If weights move a little, outputs change as their gradients tell.
+    """If weights move a little, outputs change as their gradients tell: in training mode, with the same random numbers.
 
     The copy runs once with gradients and twice with all weights moved; if both disagree, twice for each of some modules.
     A gradient without a change is that of a step function, such as a quantisation, and one of the opposite sign is reversed on
@@ -48,7 +48,8 @@ def gradients_whole(probe: Probe) -> Iterator[Finding]:
     if wrong:
         name, gap = wrong[-1]
         what = f"if its weights move, {gap:.0%} of the change of the outputs is not what their gradients tell"
-        kept_apart = slopes.detached or min(whole) < PROBE.cut  # a head may be kept from training what it reads
+        # A head may be kept from training what it reads: then all of it is cut there, and other outputs agree.
+        kept_apart = gap > 0.99 and (slopes.detached or min(whole) < PROBE.cut)
         yield fault("gradient-cut", shown_name(name), what, severity="notice" if kept_apart else None)
 
 
@@ -69,15 +70,16 @@ class Slopes:
             raise Skip("")
         if sum(one.numel() for one in parameters) > PROBE.weights:
             raise Skip(f"the net has more than {PROBE.weights:,} weights")
-        if any(isinstance(module, nn.RNNBase) for module in probe.net.modules.values()) and parameters[0].is_cuda:
-            raise Skip("cuDNN has gradients of recurrent layers in training mode only")
+        if may_communicate():
+            raise Skip("modules may communicate in training mode, and other ranks do not")
         self._probe = probe
-        outputs = probe.net.run(probe.few, fresh=True, gradients=True)
+        outputs = probe.net.run(probe.few, fresh=True, training=True, gradients=True)
         graded = [path for path, one in outputs.items() if one.requires_grad and one.numel()]
         self.detached = len(graded) < len(outputs)
         self._paths = graded[:OUTPUTS]
         if not graded or not all(bool(outputs[path].isfinite().all()) for path in graded):
             raise Skip("")
+        self._sizes = {path: float(outputs[path].detach().double().square().mean().sqrt()) or 1.0 for path in self._paths}
         still = _without_gradients(probe)
         self._directions = {one: _direction(one, still.get(one, ()), place) for place, one in enumerate(parameters)}
         self.told = {one: torch.zeros(len(self._paths), SUMS, dtype=torch.float64, device="cpu") for one in parameters}
@@ -120,7 +122,7 @@ class Slopes:
         try:
             for one in parameters:
                 one.add_(self._directions[one], alpha=step)
-            return self._numbers(self._probe.net.run(self._probe.few, fresh=True))
+            return self._numbers(self._probe.net.run(self._probe.few, fresh=True, training=True))
         finally:
             for one, before in zip(parameters, kept, strict=True):
                 one.copy_(before)
@@ -132,13 +134,13 @@ class Slopes:
         """The sums of each output, relative to its size: (`SUMS`,). Of a large output, many elements have one weight."""
         draws = torch.Generator().manual_seed(0)
         for path in self._paths:
-            one, size = outputs[path].flatten(), float(self._probe.base[path].double().square().mean().sqrt()) or 1.0
+            one = outputs[path].flatten()
             width = min(one.numel(), PERIOD)
             rest = one.numel() % width
             added = one[rest:].view(-1, width).sum(0, dtype=torch.float64)
             added = torch.cat((added[:rest] + one[:rest], added[rest:]))
             weights = torch.randn((SUMS, width), generator=draws, dtype=torch.float64, device="cpu").to(one.device)
-            yield weights @ added / (size * one.numel() ** 0.5)
+            yield weights @ added / (self._sizes[path] * one.numel() ** 0.5)
 
 
 def _direction(parameter: Tensor, still: Sequence[int], seed: int) -> Tensor:

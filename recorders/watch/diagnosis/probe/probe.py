@@ -27,6 +27,8 @@ __all__ = [
     "is_confined",
     "is_continuous",
     "is_mask",
+    "largest",
+    "may_communicate",
     "mixes",
     "off",
     "rounding",
@@ -220,6 +222,12 @@ def sample_views(few: dict[str, Tensor], fewer: dict[str, Tensor], count: int) -
         if len(sizes) == 1 and sizes[0][1] * (count - 1) == sizes[0][2] * count:
             found[path] = SampleView(sizes[0][0], sizes[0][1] // count)
     return found
+
+
+def may_communicate() -> bool:
+    """Whether modules may wait for other ranks in training mode, as synchronised batch norms do."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return there and torch.distributed.get_world_size() > 1
 
 
 def is_continuous(tensor: Tensor) -> bool:

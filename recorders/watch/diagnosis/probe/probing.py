@@ -49,8 +49,8 @@ def probed(net: nn.Module, example: Any, target: Any = None, loss: float | None 
     """Examines how the outputs of a net depend on its inputs, by runs of a copy; nothing of the net is changed.
 
     The copy runs in evaluation mode, 10 to 80 times, on at most 4 samples, but for two runs on the whole example; at last it runs
-    three times in training mode. For this time there are two sets of buffers and one of parameters more; of nets of at most 67 M
-    weights two, and what a backward pass needs.
+    six times or more in training mode. For this time there are two sets of buffers and one of parameters more; of nets of at most
+    67 M weights two, and what a backward pass needs.
 
     Args:
         net: is copied.

@@ -23,6 +23,7 @@ from recorders.watch.diagnosis.probe.probe import (
     is_confined,
     is_continuous,
     is_mask,
+    may_communicate,
     mixes,
     off,
     rounding,
@@ -84,8 +85,7 @@ def _goes_on(probe: Probe) -> bool:
 
 def state_in_training(probe: Probe) -> Iterator[Finding]:
     """Also in training mode nothing is carried over from call to call."""
-    ranks = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    if ranks:
+    if may_communicate():
         raise Skip("modules may communicate in training mode, and other ranks do not")
     if probe.stateful:
         raise Skip("")

@@ -1262,6 +1262,27 @@ def test_a_head_that_is_kept_from_what_it_reads_is_a_notice() -> None:
     assert ("gradient-cut", "trunk", "notice") in found
 
 
+class Variational(nn.Module):
+    """In training mode its code is drawn, around means that may be detached."""
+
+    def __init__(self, detached: bool) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.detached = nn.Linear(6, 8), nn.Linear(4, 6), detached
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, spread = self.encoder(x).chunk(2, 1)
+        if not self.training:
+            return self.decoder(mean), mean, spread
+        drawn = (mean.detach() if self.detached else mean) + 0.5 * spread.exp() * torch.randn_like(mean)
+        return self.decoder(drawn), mean, spread
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_cut_in_training_mode_alone_is_found_if_a_part_of_the_way_is_left(detached: bool) -> None:
+    found = [(one.layer, one.severity) for one in probed(Variational(detached), vectors()).found if one.kind == "gradient-cut"]
+    assert found == [("encoder", "warning")] * detached
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_attention_that_reads_no_other_position_is_found(alone: bool) -> None:
     class Tagger(nn.Module):
