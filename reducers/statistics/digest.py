@@ -134,7 +134,7 @@ class Digest(Reducer):
 
 def digest_of(words: Tensor) -> Tensor:
     """Return the digest of observations from the two sums of each, int64 [..., 2]: not negative, int64 [...]."""
-    if words.ndim == 1 and can_read_values(words):  # by Python's integers: a tenth of the time
+    if words.ndim == 1 and can_read_values(words):  # by Python's integers, as in `_after`
         one, other = words.tolist()
         return torch.tensor(mixed(mixed(one, 7) + other, 8) >> 1, device="cpu")
     first, second = words.unbind(-1)

@@ -62,11 +62,6 @@ OBSERVATIONS: dict[str, tuple[Reducer, Callable[[], Tensor]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def updated(reducer: Reducer, *xs: Tensor) -> State:
     state: State = {}
     for x in xs:

@@ -31,11 +31,6 @@ REDUCERS: dict[str, Quantile | Histogram] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[[Quantile | Histogram, Tensor, tuple[int, ...]], State]:
     """Asserts that the loop and PyTorch's calls find the same; returns what they found."""

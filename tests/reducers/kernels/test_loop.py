@@ -68,11 +68,6 @@ DATA: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def reference(x: Tensor, axes: tuple[int, ...], mask: Tensor | None, threshold: float) -> dict[str, Tensor]:
     wide = x.double()
     there = torch.ones_like(x, dtype=torch.bool) if mask is None else mask

@@ -24,11 +24,6 @@ COLUMNS = ("weight", "squares", "mean", "m2", "sum")
 WEIGHTS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool]
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def drawn(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Weights in the layout of x, a third of which is 0."""
     weights = torch.empty_strided(x.shape, x.stride()).uniform_(-0.5, 1.0).clamp(min=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ OUTPUTS = 4
 PERIOD = 2**16 + 1
 """How many different weights there are in a sum, at most."""
 MODULES = 16
-"""The most modules that are asked for the one by which it goes wrong."""
+"""About so many modules are asked for the last one that is wrong, and then those after it, up to the next of them."""
 
 
 def gradients_whole(probe: Probe) -> Iterator[Finding]:
@@ -40,13 +40,16 @@ def gradients_whole(probe: Probe) -> Iterator[Finding]:
         for name, module in probe.net.modules.items()
     ]
     named = [(name, parameters) for name, parameters in own if parameters]
-    wrong = []
-    for name, parameters in named[:: -(-len(named) // MODULES)]:
-        gaps = slopes.gaps(parameters)
-        if gaps and max(gaps) > PROBE.cut:
-            wrong.append((name, max(gaps)))
-    if wrong:
-        name, gap = wrong[-1]
+
+    def last_wrong(places: Iterable[int]) -> tuple[int, float] | None:
+        gaps = {place: max(slopes.gaps(named[place][1]), default=0.0) for place in places}
+        return next(((place, gap) for place, gap in reversed(gaps.items()) if gap > PROBE.cut), None)
+
+    each = -(-len(named) // MODULES)
+    found = last_wrong(range(0, len(named), each))
+    if found is not None:
+        place, gap = last_wrong(range(found[0] + 1, min(found[0] + each, len(named)))) or found
+        name = named[place][0]
         what = f"if its weights move, {gap:.0%} of the change of the outputs is not what their gradients tell"
         # A head may be kept from training what it reads: then all of it is cut there, and other outputs agree.
         kept_apart = gap > 0.99 and (slopes.detached or min(whole) < PROBE.cut)

@@ -109,8 +109,8 @@ def widths_used(probe: Probe) -> Iterator[Finding]:
 
 def first_reads(probe: Probe) -> Iterator[Finding]:
     """The first layer reads more than one number of samples that have many: nothing averages all of them before."""
-    given = [tensor for tensor in probe.few.inputs.values() if is_continuous(tensor)]
-    if len(given) != 1 or len(probe.few.inputs) > 1 or given[0][0].numel() < WIDE:
+    given = [*probe.few.inputs.values()]
+    if len(given) != 1 or not is_continuous(given[0]) or given[0][0].numel() < WIDE:
         raise Skip("")
     calls = probe.calls(probe.few, fresh=True)
     first = next((call for call in calls if next(probe.net.module(call.name).parameters(recurse=False), None) is not None), None)

@@ -185,11 +185,6 @@ def watch(net: nn.Module, learner: Learner, task: int, tmp_path: Path) -> None:
     assert list(findings(load(recorder.save(tmp_path / "run")))) == []
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_transformer_has_no_findings(name: str, tmp_path: Path) -> None:
     watch(LEARNERS[name].make().train(), LEARNERS[name], 0, tmp_path)

@@ -53,11 +53,6 @@ def texts(count: int = 8) -> Tensor:
     return torch.randint(TOKENS, (count, LENGTH + 1))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 # Samples
 
 
@@ -1204,6 +1199,13 @@ def test_a_part_of_the_way_that_is_cut_is_found(cut: Callable[[Tensor], Tensor])
     assert all(bool((value == before[name]).all()) for name, value in net.state_dict().items())
 
 
+def test_a_cut_is_told_of_the_layer_before_it_in_a_deep_net() -> None:
+    for at in (17, 18):
+        blocks = [nn.Sequential(Residual(lambda x: x), *[Apply(cut_half)] * (number == at)) for number in range(40)]
+        (found,) = [one for one in probed(nn.Sequential(*blocks), vectors()).found if one.kind == "gradient-cut"]
+        assert found.layer == f"{at}.0.layer"
+
+
 class Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -1336,3 +1338,6 @@ def test_hooks_on_backward_passes_are_not_called_and_change_no_gradient_of_the_c
     assert calls == []
     net(vectors()).sum().backward()
     assert len(calls) == 1
+    before = [parameter.grad.clone() for parameter in net.parameters()]
+    probed(net, vectors())
+    assert all(torch.equal(parameter.grad, one) for parameter, one in zip(net.parameters(), before, strict=True))
