@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -413,3 +414,11 @@ def test_the_system_is_told_of_a_window_once_and_of_its_rows_only(tmp_path: Path
     assert sorted(told) == [*range(10_000)]
     assert len(data[9_990:]) == len(data[torch.arange(0, 10_000, 100)]) // 10
     assert len(told) == 10_000  # not for single rows, and not for rows from anywhere
+
+
+def test_a_file_still_open_lets_the_interpreter_end_in_silence(tmp_path: Path) -> None:
+    """Here it is dropped when its module is empty already."""
+    file = next(write(tmp_path).glob("*.safetensors"))
+    script = "import sys, recorders.streams.parts as parts; parts.kept = parts.OpenFile(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
