@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recorders._torch import NoInference
-from recorders.ring.ring import LeafStatistic, parts_of, slots_in
+from recorders.ring.ring import LeafPart, parts_of, slots_in
 from reducers import Reducer, Statistic
 from reducers._torch import cpu_library
 from reducers.core.patterns import arrange, moves_nothing
@@ -73,7 +73,7 @@ def is_read(reducer: Reducer, x: Tensor) -> bool:
     )
 
 
-def read_parts_of(reducer: Reducer, path: str, x: Tensor) -> list[LeafStatistic] | None:
+def read_parts_of(reducer: Reducer, path: str, x: Tensor) -> list[LeafPart] | None:
     """Returns what is read of a leaf; None if the loops do not take it.
 
     Raises:
@@ -82,11 +82,11 @@ def read_parts_of(reducer: Reducer, path: str, x: Tensor) -> list[LeafStatistic]
     return parts_of(reducer, path, x, _slots)
 
 
-def _slots(statistic: Statistic, x: Tensor) -> LoopSlots | None:
-    if x.is_neg() or x.numel() == 0 or x.layout is not torch.strided:
+def _slots(reducer: Reducer, x: Tensor) -> LoopSlots | None:
+    if not isinstance(reducer, Statistic) or x.is_neg() or x.numel() == 0 or x.layout is not torch.strided:
         return None
-    x, axes = arrange(x, statistic.pattern)
-    return slots_for(x, axes, slot_columns(statistic), statistic.threshold, least=1)
+    x, axes = arrange(x, reducer.pattern)
+    return slots_for(x, axes, slot_columns(reducer), reducer.threshold, least=1)
 
 
 class _Metadata(ctypes.Structure):
@@ -134,7 +134,7 @@ class RowReader:
         struct: what the operator in C++ knows of it; see the struct of the same name in the source.
     """
 
-    def __init__(self, parts: Sequence[Sequence[LeafStatistic]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[LeafPart]]) -> None:
         self.parts, self.size = parts, sum(slots.size for own in parts for slots in slots_in(own))
         with NoInference(False):  # otherwise it could be written in inference mode only
             self._row = torch.zeros(self.size, dtype=torch.uint8, device="cpu")
@@ -168,8 +168,8 @@ class RowReader:
         families: dict[int, tuple[Any, list[tuple[bool, int, Task]]]] = {}
         start = self._row.data_ptr()
         for index, (x, parts) in enumerate(zip(xs, self.parts, strict=True)):
-            for statistic, form in _forms(parts):
-                slots = _slots(statistic, x)
+            for reducer, form in _forms(parts):
+                slots = _slots(reducer, x)
                 if slots is None or slots.form != form:
                     return None
                 _, tasks = families.setdefault(id(slots.function), (slots.function, []))
@@ -189,9 +189,13 @@ class RowReader:
         return _Layout(ctypes.addressof(metadata), len(families), ctypes.addressof(told)), [metadata, told, kept]
 
 
-def _forms(parts: Sequence[LeafStatistic]) -> list[tuple[Statistic, Any]]:
+def _forms(parts: Sequence[LeafPart]) -> list[tuple[Statistic, Any]]:
     """Of the slots of a leaf, each once: the statistic for which they were found, and their form."""
-    owners = {id(part.slots): part.statistic for part in reversed(parts) if slot_columns(part.statistic) == part.slots.columns}
+    owners = {}
+    for part in reversed(parts):
+        slots, one = part.slots, part.reducer
+        if isinstance(slots, LoopSlots) and isinstance(one, Statistic) and slot_columns(one) == slots.columns:
+            owners[id(slots)] = one
     return [(owners[id(slots)], slots.form) for slots in slots_in(parts)]
 
 

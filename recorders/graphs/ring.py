@@ -13,7 +13,7 @@ from torch import Tensor
 from recorders._torch import NoInference
 from recorders.graphs.reading import RowReader, reading_library
 from recorders.graphs.sinks import KEY, GraphBatch
-from recorders.ring.ring import COPIES, LeafStatistic, Pending, join_parts, slots_in
+from recorders.ring.ring import COPIES, LeafPart, Pending, join_parts, slots_in
 from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 
@@ -57,7 +57,7 @@ class GraphRing:
     def __init__(self, reader: RowReader, numbers: Sequence[int], batch: GraphBatch, anywhere: bool) -> None:
         self._made = reader, numbers, batch, anywhere
         self.reader, self.numbers, self.batch = reader, numbers, batch
-        self.parts: list[list[Sequence[LeafStatistic]]] = []
+        self.parts: list[list[Sequence[LeafPart]]] = []
         self._places: list[list[tuple[int, int]]] = []  # where the slots of these begin and end in a row, in numbers
         place, tensors = 0, iter(reader.parts)
         for paths in batch.paths:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from recorders._torch import NoInference
 from reducers import Reducer, State
-from reducers.core.statistic import Statistic, slot_columns, slots_of, update_slots
-from reducers.execution.rows import statistics_of
+from reducers.core.statistic import Statistic, slot_columns
+from reducers.execution.rows import reducers_in
 from reducers.kernels.waiting import SLOTS, Slots, new_table, written
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "PARTIAL",
     "PARTIAL_ON",
     "Copies",
-    "LeafStatistic",
+    "LeafPart",
     "PartialStates",
     "Pending",
     "Ring",
@@ -199,57 +199,65 @@ class Copies:
         return [stacked[row] for stacked in memory[0]]
 
 
-class LeafStatistic(NamedTuple):
-    """What an observation of a leaf adds to one of the statistics that a reducer is made of.
+class LeafPart(NamedTuple):
+    """What an observation of a leaf adds to one of the reducers that a reducer is made of.
 
     Attributes:
         path: that of the leaf.
-        prefix: what stands before the keys of the statistic in the state of the reducer.
-        slots: how it is written, and joined; several statistics may have the same.
+        prefix: what stands before the keys of the part in the state of the whole.
+        reducer: the part.
+        slots: how it is written; several statistics may have the same.
     """
 
     path: str
     prefix: str
-    statistic: Statistic
+    reducer: Reducer
     slots: Slots
 
 
 def parts_of(
-    reducer: Reducer, path: str, x: Tensor, find: Callable[[Statistic, Tensor], Slots | None]
-) -> list[LeafStatistic] | None:
-    """Returns what an observation of a leaf adds to each statistic that a reducer is made of; None if one of them takes no slots.
+    reducer: Reducer, path: str, x: Tensor, find: Callable[[Reducer, Tensor], Slots | None] | None = None
+) -> list[LeafPart] | None:
+    """Returns what an observation of a leaf adds to each reducer that a reducer is made of; None if one of them takes no slots.
 
     A statistic that only needs columns of each observation shares the slots of another one that has them: both are read at once.
 
     Args:
-        find: returns the slots of a statistic for tensors like `x`.
+        find: returns the slots of a reducer for tensors like `x`, if not its own `slots_for`.
     """
-    if isinstance(reducer, Statistic):
-        slots = find(reducer, x)
-        return None if slots is None else [LeafStatistic(path, "", reducer, slots)]
-    statistics = statistics_of(reducer) or []
-    found = {prefix: find(one, x) for prefix, one in statistics if one.columns}
-    for prefix, one in statistics:
-        if prefix not in found:
-            having = (found[other] for other, host in statistics if found.get(other) is not None and _has_columns(host, one))
+    if isinstance(reducer, Statistic):  # as below, in fewer calls
+        slots = reducer.slots_for(x) if find is None else find(reducer, x)
+        return None if slots is None else [LeafPart(path, "", reducer, slots)]
+    reducers, find = reducers_in(reducer), find or (lambda one, x: one.slots_for(x))
+    found = {prefix: find(one, x) for prefix, one in reducers if not _needs_columns(one)}
+    for prefix, one in reducers:
+        if isinstance(one, Statistic) and _needs_columns(one):
+            having = (found[other] for other, host in reducers if found.get(other) is not None and _has_columns(host, one))
             found[prefix] = next(having, None) or find(one, x)
-    parts = [LeafStatistic(path, prefix, one, slots) for prefix, one in statistics if (slots := found[prefix]) is not None]
-    return parts if parts and len(parts) == len(statistics) else None
+    parts = [LeafPart(path, prefix, one, slots) for prefix, one in reducers if (slots := found[prefix]) is not None]
+    return parts if len(parts) == len(reducers) else None
 
 
-def _has_columns(host: Statistic, other: Statistic) -> bool:
-    """Whether slots of `host` hold all that `other` needs of an observation; one that names no columns needs the tensor."""
+def _needs_columns(reducer: Reducer) -> bool:
+    """Whether slots of another statistic may hold all that this one needs of an observation."""
+    return isinstance(reducer, Statistic) and bool(reducer.row_columns) and not reducer.columns
+
+
+def _has_columns(host: Reducer, other: Statistic) -> bool:
+    """Whether slots of `host` hold all that `other` needs of an observation."""
+    if not isinstance(host, Statistic):
+        return False
     same = host.pattern == other.pattern and (host.threshold == other.threshold or "active" not in other.row_columns)
-    return same and bool(other.row_columns) and other.row_columns <= {*slot_columns(host).values()}
+    return same and other.row_columns <= {*slot_columns(host).values()}
 
 
-def slots_in(parts: Sequence[LeafStatistic]) -> list[Slots]:
+def slots_in(parts: Sequence[LeafPart]) -> list[Slots]:
     """Returns the slots of the parts of a leaf, each once."""
     return [parts[0].slots] if len(parts) == 1 else [*{id(part.slots): part.slots for part in parts}.values()]
 
 
 def join_parts(
-    leaves: Sequence[Sequence[LeafStatistic]], tables: Sequence[Tensor], states: Mapping[str, State], start: int, stop: int
+    leaves: Sequence[Sequence[LeafPart]], tables: Sequence[Tensor], states: Mapping[str, State], start: int, stop: int
 ) -> dict[str, State]:
     """Returns new states of the leaves: `states` with the rows from `start` to `stop` of their tables, in order.
 
@@ -265,10 +273,10 @@ def join_parts(
     return found
 
 
-def _joined_part(part: LeafStatistic, table: Tensor, states: Mapping[str, State], start: int, stop: int) -> State:
+def _joined_part(part: LeafPart, table: Tensor, states: Mapping[str, State], start: int, stop: int) -> State:
     state, prefix = states.get(part.path, {}), part.prefix
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    return {prefix + key: value for key, value in update_slots(part.statistic, own, part.slots, table, start, stop).items()}
+    return {prefix + key: value for key, value in part.reducer.update_slots(own, part.slots, table, start, stop).items()}
 
 
 class PartialStates:
@@ -282,9 +290,7 @@ class PartialStates:
         least: the bytes of the smallest observation that is written; less are copied, as those of tokens that follow a long prompt.
     """
 
-    def __init__(
-        self, reducer: Reducer, tensors: Sequence[Tensor], parts: Sequence[Sequence[LeafStatistic]], least: int = 0
-    ) -> None:
+    def __init__(self, reducer: Reducer, tensors: Sequence[Tensor], parts: Sequence[Sequence[LeafPart]], least: int = 0) -> None:
         self.least = least
         kinds = _indexed(parts)
         self.paths, self.size = tuple(own[0].path for own in parts), sum(kind.size for _, kind in kinds)
@@ -348,18 +354,18 @@ def partial_states_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequenc
     return None if parts is None else PartialStates(reducer, tensors, parts, least)
 
 
-def _indexed(parts: Sequence[Sequence[LeafStatistic]]) -> list[tuple[int, Slots]]:
+def _indexed(parts: Sequence[Sequence[LeafPart]]) -> list[tuple[int, Slots]]:
     """Returns the slots of all leaves, each with the index of its leaf."""
     if len(parts) == 1 and len(parts[0]) == 1:
         return [(0, parts[0][0].slots)]
     return [(index, slots) for index, own in enumerate(parts) for slots in slots_in(own)]
 
 
-def _kernels_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> list[list[LeafStatistic]] | None:
+def _kernels_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> list[list[LeafPart]] | None:
     with NoInference(False):
         found = []
         for path, x in zip(paths, tensors, strict=True):
-            own = parts_of(reducer, path, x, slots_of)
+            own = parts_of(reducer, path, x)
             if own is None:
                 return None
             found.append(own)

@@ -15,8 +15,9 @@ from reducers.combinators.mapped import Postmap
 from reducers.core.checks import check_shape
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import most_nonfinite, require_state
-from reducers.core.statistic import Statistic, lift_each
+from reducers.core.statistic import Statistic
 from reducers.errors import StateError
+from reducers.kernels.waiting import Slots
 from reducers.samples.collect import Collect
 from reducers.state import Nonfinite, Result, State
 
@@ -76,7 +77,7 @@ class PerObservation(Reducer):
 
     @property
     def batchable(self) -> bool:
-        return self.over.batchable
+        return self.over.batchable or self._inner.batchable
 
     def update(self, state: State, *xs: Tensor) -> State:
         lifted = self.reducer.update({}, *xs)
@@ -92,6 +93,13 @@ class PerObservation(Reducer):
         if each is None:
             return super().update_all(state, xs)
         return self._with_each(state, *each)
+
+    def slots_for(self, x: Tensor) -> Slots | None:
+        inner = self._inner
+        return inner.slots_for(x) if not isinstance(inner, Statistic) or inner.columns else None
+
+    def update_slots(self, state: State, slots: Any, table: Tensor, first: int, last: int) -> State:
+        return self.update_lifted(state, self._inner.lifted_slots(slots, table, first, last))
 
     def update_lifted(self, state: State, lifted: State) -> State:
         """Return the state after several observations, given what `reducer` lifts of each, stacked along a new first axis."""
@@ -114,13 +122,18 @@ class PerObservation(Reducer):
             return dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
         return None
 
-    def _each(self, xs: Tensor) -> tuple[dict[str, Tensor], State] | None:
-        """The results of several observations by name, along a new first axis, and counts; None if names or shapes differ."""
+    @property
+    def _inner(self) -> Reducer:
+        """The reducer whose states are those of `reducer`, which may map its results."""
         inner = self.reducer
         while isinstance(inner, Postmap) and inner.looks_inside:
             inner = inner.reducer
-        if isinstance(inner, Statistic) and inner.batchable and inner.lifts_together:
-            lifted = lift_each(inner, xs)
+        return inner
+
+    def _each(self, xs: Tensor) -> tuple[dict[str, Tensor], State] | None:
+        """The results of several observations by name, along a new first axis, and counts; None if names or shapes differ."""
+        lifted = self._inner.lift_each(xs)
+        if lifted is not None:
             results = self._read_each(lifted)
             if results is not None:
                 return results, _counts(self.reducer, lifted)

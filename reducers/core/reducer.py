@@ -15,6 +15,7 @@ from reducers.core.fields import Add, Field, Reduction
 from reducers.core.overrides import Shortcut, switch_off
 from reducers.errors import ArgumentError, ReducerTypeError, StateError
 from reducers.kernels.parts import TensorPart
+from reducers.kernels.waiting import Slots
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["MAX_SIZE", "Reducer", "check_reducer", "check_size", "register_combinator", "registry"]
@@ -146,6 +147,30 @@ class Reducer(ABC):
         """Return the state after several observations, stacked along a new first axis in order."""
         return reduce(self.update, xs.unbind(), state)
 
+    def lift_each(self, xs: Tensor) -> State | None:
+        """Return `update({}, x)` of several observations, which `xs` has along its first axis, stacked along a new first axis.
+
+        Returns:
+            None if they are not lifted together.
+        """
+        return None
+
+    def slots_for(self, x: Tensor) -> Slots | None:
+        """Return how observations like `x` wait on their device, as partial states; None if they do not."""
+        return None
+
+    def lifted_slots(self, slots: Any, table: Tensor, first: int, last: int) -> State:
+        """Return what `lift_each` does of the observations in some slots of a table.
+
+        Args:
+            slots: what `slots_for` returned.
+        """
+        raise NotImplementedError
+
+    def update_slots(self, state: State, slots: Any, table: Tensor, first: int, last: int) -> State:
+        """Return the state after the observations in some slots, in order; its bits are those of one `update` for each."""
+        raise NotImplementedError
+
     def of_part(self, part: TensorPart) -> Reducer:
         """Return the reducer for observations that are this part of larger ones: itself, if it does not ask where an element is.
 
@@ -185,6 +210,8 @@ class Reducer(ABC):
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         Shortcut("update_all", update_all, frozenset({"update"})),
         Shortcut("batchable", batchable, frozenset({"update"}), frozenset({"update_all"})),
+        Shortcut("lift_each", lift_each, frozenset({"update"})),
+        Shortcut("slots_for", slots_for, frozenset({"update", "merge"})),
         Shortcut("update_masked", update_masked, frozenset({"update"})),
         Shortcut("merge_all", merge_all, frozenset({"merge"})),
         Shortcut("reductions_of", _nothing_reduces, frozenset({"join", "merge"}), frozenset({"fields"})),

@@ -28,10 +28,10 @@ from reducers.kernels.dispatch import sweep
 from reducers.kernels.masks import can_compact, compact
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
-from reducers.kernels.waiting import Slots, device_slots, joinable
+from reducers.kernels.waiting import ColumnSlots, device_slots, joinable
 from reducers.state import Result, State
 
-__all__ = ["Statistic", "lift_each", "slot_columns", "slots_of", "update_slots"]
+__all__ = ["Statistic", "slot_columns"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 _LIFTING = frozenset({"lift", "join", "merge"})
@@ -169,6 +169,37 @@ class Statistic(Counted):
             return super().update_all(state, xs)
         return self._updated(state, *arrange_all(xs.detach(), self.pattern))
 
+    def lift_each(self, xs: Tensor) -> State | None:
+        return self._lift_each(xs) if self.batchable and self.lifts_together else None
+
+    def _lift_each(self, xs: Tensor) -> State:
+        left, right = sides(self.pattern)
+        axis = "observation"
+        while axis in left:
+            axis += "s"
+        each = replace(self, pattern=f"{axis} {left} -> {axis} {right}")
+        x, axes = arrange(xs.detach(), each.pattern)
+        return each._updated({}, x, axes)
+
+    def slots_for(self, x: Tensor) -> ColumnSlots | None:
+        if x.is_neg() or x.numel() == 0 or not moves_nothing(self.pattern, x.ndim):
+            return None
+        x, axes = arrange(x.detach(), self.pattern)
+        return device_slots(x, axes, self.columns or slot_columns(self), self.threshold)
+
+    def lifted_slots(self, slots: ColumnSlots, table: Tensor, first: int, last: int) -> State:
+        rows = slots.rows(table, first, last)
+        return {key: rows[name] for key, name in self.columns.items()}
+
+    def update_slots(self, state: State, slots: ColumnSlots, table: Tensor, first: int, last: int) -> State:
+        state = to_device(state, table.device)
+        if not self.columns:
+            return self.update_rows(state, slots.rows(table, first, last))
+        while first < last and not joinable(slots, state):
+            state = self.merge(state, slots.join(table, {}, first, first + 1))
+            first += 1
+        return slots.join(table, state, first, last) if first < last else state
+
     def update_rows(self, state: State, rows: State) -> State:
         """Return the state after several observations, of which `rows` has the `row_columns`, stacked along a new first axis."""
         raise NotImplementedError
@@ -244,7 +275,7 @@ class Statistic(Counted):
         return copy_aliased(self.read(uncounted(state) if self.counts_nonfinite else state), state)
 
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
-        *(shortcut for shortcut in Reducer.shortcuts if shortcut.name != "update_masked"),
+        *(shortcut for shortcut in Reducer.shortcuts if shortcut.name not in ("update_masked", "lift_each", "slots_for")),
         Shortcut("columns", _NO_COLUMNS, frozenset({"update", "swept", "observe", *_LIFTING}), frozenset({"fields"})),
         Shortcut("row_columns", frozenset(), frozenset({"update", "update_all", "swept", "observe", *_LIFTING})),
         Shortcut("swept", swept, frozenset({"observe", *_LIFTING})),
@@ -267,39 +298,9 @@ class Statistic(Counted):
     )
 
 
-def slots_of(statistic: Statistic, x: Tensor) -> Slots | None:
-    """Return how observations like `x` wait on their device as partial statistics; None if they cannot."""
-    if x.is_neg() or x.numel() == 0 or not moves_nothing(statistic.pattern, x.ndim):
-        return None
-    x, axes = arrange(x.detach(), statistic.pattern)
-    return device_slots(x, axes, statistic.columns or slot_columns(statistic), statistic.threshold)
-
-
 def slot_columns(statistic: Statistic) -> Mapping[str, str]:
     """Return what a slot holds of an observation: the columns of a state by key, or those of a row by their names; {} if none."""
     return statistic.columns or {name: name for name in COLUMNS if name in statistic.row_columns}
-
-
-def update_slots(statistic: Statistic, state: State, slots: Slots, table: Tensor, first: int, last: int) -> State:
-    """Return the state after the observations in some slots of a table, in order; its bits are those of one `update` for each."""
-    state = to_device(state, table.device)
-    if not statistic.columns:
-        return statistic.update_rows(state, slots.rows(table, first, last))
-    while first < last and not joinable(slots, state):
-        state = statistic.merge(state, slots.join(table, {}, first, first + 1))
-        first += 1
-    return slots.join(table, state, first, last) if first < last else state
-
-
-def lift_each(statistic: Statistic, xs: Tensor) -> State:
-    """Return the lifts of several observations, stacked along a new first axis; `xs` has them along its first axis."""
-    left, right = sides(statistic.pattern)
-    axis = "observation"
-    while axis in left:
-        axis += "s"
-    each = replace(statistic, pattern=f"{axis} {left} -> {axis} {right}")
-    x, axes = arrange(xs.detach(), each.pattern)
-    return each._updated({}, x, axes)
 
 
 def _contiguous(state: State, source: Tensor) -> State:

@@ -17,7 +17,7 @@ from reducers.kernels.dispatch import device_sweep_rows, row_dtypes
 from reducers.state import State
 from reducers.statistics.norm import Norm
 
-__all__ = ["RowSweep", "norms", "statistics_of", "swept_dtypes"]
+__all__ = ["RowSweep", "norms", "reducers_in", "statistics_of", "swept_dtypes"]
 
 
 def swept_dtypes(reducer: Reducer, x: Tensor) -> dict[str, torch.dtype] | None:
@@ -83,16 +83,17 @@ def norms(xs: Sequence[Tensor]) -> Tensor:
     return torch.where(lifted["nonfinite"] > 0, torch.nan, lifted["power"].sqrt())
 
 
-def statistics_of(reducer: Reducer, prefix: str = "") -> list[tuple[str, Statistic]] | None:
-    """Return the statistics that a reducer is made of, with what stands before their keys in its state; None if it is not."""
+def reducers_in(reducer: Reducer, prefix: str = "") -> list[tuple[str, Reducer]]:
+    """Return the reducers whose states make up that of a reducer, itself or its parts, with what stands before their keys in it."""
     if isinstance(reducer, Postmap) and reducer.looks_inside:
-        return statistics_of(reducer.reducer, prefix)
+        return reducers_in(reducer.reducer, prefix)
     if not (isinstance(reducer, Product) and reducer.looks_inside):
-        return [(prefix, reducer)] if isinstance(reducer, Statistic) else None
-    found: list[tuple[str, Statistic]] = []
-    for name, part in reducer.parts:
-        statistics = statistics_of(part, f"{prefix}{name}/")
-        if statistics is None:
-            return None
-        found += statistics
-    return found
+        return [(prefix, reducer)]
+    return [found for name, part in reducer.parts for found in reducers_in(part, f"{prefix}{name}/")]
+
+
+def statistics_of(reducer: Reducer) -> list[tuple[str, Statistic]] | None:
+    """Return what `reducers_in` does, if all of them are statistics; else None."""
+    found = reducers_in(reducer)
+    statistics = [(prefix, one) for prefix, one in found if isinstance(one, Statistic)]
+    return statistics if len(statistics) == len(found) else None

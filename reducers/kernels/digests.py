@@ -22,13 +22,14 @@ from torch.library import custom_op
 from torch.nn.functional import pad
 
 from reducers.kernels.chunks import CHUNK
-from reducers.kernels.cpp.digest import looped_digests
+from reducers.kernels.cpp.digest import DigestSlots, looped_digests
+from reducers.kernels.cpp.library import digest
 from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, words_of
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
 
-__all__ = ["BLOCK", "NANS", "absorbed", "digests"]
+__all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digests"]
 
 _WORDS = 1 << 9  # of a block
 BLOCK = 8 * _WORDS
@@ -45,6 +46,7 @@ NANS = {
 """Of dtypes with more than one NaN: the bits without the sign, infinity or the highest number, and the NaN that stands for all."""
 
 _NONE = (0, 0, 0)
+_NOTHING = (0, 0)
 _CODES = {dtype: zlib.crc32(str(dtype).encode()) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = 1 << 20  # bytes of a part that is copied because its elements are not neighbours: it stays in the cache
@@ -126,6 +128,19 @@ def _(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
     return xs.new_empty((xs.shape[0], 2), dtype=torch.int64)
 
 
+def digest_slots(x: Tensor) -> DigestSlots | None:
+    """Return how the hashes of observations like `x` wait in a table; None if the loop does not take them, or there is none."""
+    if x.device.type != "cpu" or x.is_complex() or x.is_quantized or x.is_neg() or not x.numel() or not x.is_contiguous():
+        return None
+    return _digest_slots(tuple(x.shape), x.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _digest_slots(shape: tuple[int, ...], dtype: torch.dtype) -> DigestSlots | None:
+    function, like = digest() if sys.byteorder == "little" else None, torch.empty(shape, dtype=dtype, device="meta")
+    return function and DigestSlots(like, NANS.get(dtype, _NONE), _kinds(_CODES[dtype], shape), function)
+
+
 @lru_cache(maxsize=256)
 def _kinds(code: int, shape: tuple[int, ...]) -> list[int]:
     """Return what dtype and shape add to the sums of a tensor."""
@@ -142,21 +157,21 @@ def _hashed(xs: Tensor, runs: Runs, kinds: list[int]) -> list[int] | Tensor:
     hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, runs, nans, kinds)
     if hashes is not None:
         return hashes
-    looped = _looped(xs, runs, nans) if xs.device.type == "cpu" else None
+    looped = _looped(xs, runs, nans, kinds) if xs.device.type == "cpu" else None
     if looped is not None:
-        return [one + kind for one, kind in zip(looped, kinds * xs.shape[0], strict=True)]
+        return looped
     sums = _of_words(xs) if runs.number == 1 and runs.start == 0 else _of_elements(xs, runs)
     return sums + words_of(kinds, sums.device)
 
 
-def _looped(xs: Tensor, runs: Runs, nans: tuple[int, int, int]) -> list[int] | None:
+def _looped(xs: Tensor, runs: Runs, nans: tuple[int, int, int], kinds: list[int]) -> list[int] | None:
     """Return the sums by the loop; None if there is none."""
     rows, size = xs.shape[0], xs.dtype.itemsize
     if rows > 1 or runs.number > 1 or xs.is_contiguous() or xs.nbytes < 2 * _COPIED:
-        return looped_digests(xs.contiguous(), rows, runs, nans)
-    sums = [0, 0]
+        return looped_digests(xs.contiguous(), rows, runs, nans, kinds)
+    sums = kinds
     for part, first in _parts(xs[0]):
-        more = looped_digests(part.contiguous(), 1, Runs(1, part.numel(), runs.start + first // size), nans)
+        more = looped_digests(part.contiguous(), 1, Runs(1, part.numel(), runs.start + first // size), nans, _NOTHING)
         if more is None:
             return None
         sums = [one + other for one, other in zip(sums, more, strict=True)]

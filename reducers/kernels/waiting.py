@@ -13,24 +13,20 @@ from reducers.kernels.cpp.loop_slots import slots_for
 from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
 from reducers.state import State
 
-__all__ = ["SLOTS", "Slots", "device_slots", "joinable", "new_table", "written"]
+__all__ = ["SLOTS", "ColumnSlots", "Slots", "device_slots", "joinable", "new_table", "written"]
 
 
 class Slots(Protocol):
-    """How observations of one shape are written, as partial statistics, into the slots of a table, and joined.
+    """How observations of one shape are written, as partial states, into the slots of a table.
 
     Attributes:
         like: a tensor on the meta device that has this shape, strides and dtype.
-        axes: those that are reduced.
-        columns: the keys of the state, and which statistic each is.
         size: the bytes of a slot.
         form: what a slot holds. Observations of equal forms may be in one table, whatever their shapes.
     """
 
     form: Any
     like: Tensor
-    axes: tuple[int, ...]
-    columns: dict[str, str]
     size: int
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:
@@ -38,8 +34,20 @@ class Slots(Protocol):
         ...
 
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
-        """Write the partial statistics of an observation into a slot; return whether it could be read."""
+        """Write the partial state of an observation into a slot; return whether it could be read."""
         ...
+
+
+class ColumnSlots(Slots, Protocol):
+    """Slots that hold partial statistics, and how these are joined.
+
+    Attributes:
+        axes: those that are reduced.
+        columns: the keys of the state, and which statistic each is.
+    """
+
+    axes: tuple[int, ...]
+    columns: dict[str, str]
 
     def join(self, table: Tensor, state: State, first: int, last: int) -> State:
         """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot."""
@@ -50,7 +58,7 @@ class Slots(Protocol):
         ...
 
 
-def _triton_slots() -> Callable[..., Slots | None] | None:
+def _triton_slots() -> Callable[..., ColumnSlots | None] | None:
     """The slots of Triton's sweep; None if it is missing."""
     if dispatch._triton_sweep() is None:
         return None
@@ -59,20 +67,20 @@ def _triton_slots() -> Callable[..., Slots | None] | None:
     return gpu_slots.slots_for
 
 
-SLOTS: Kernels[Callable[..., Slots | None]] = Kernels(
+SLOTS: Kernels[Callable[..., ColumnSlots | None]] = Kernels(
     {"cuda": _triton_slots, "cpu": lambda: slots_for},
     "keeps observations in slots",
     "each observation is joined to its state at once, which takes longer",
 )
 
 
-def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> Slots | None:
+def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> ColumnSlots | None:
     """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `sweep` of `dispatch.py`."""
     find = found(SLOTS, x.device) if columns else None
     return None if find is None else find(x, axes, columns, threshold)
 
 
-def joinable(slots: Slots, state: State) -> bool:
+def joinable(slots: ColumnSlots, state: State) -> bool:
     """Return whether the state is a non-empty one with which the slots can be joined."""
     return bool(state) and dispatch.fits(slots.like, slots.axes, slots.columns, state, slots.like.dtype)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from reducers.core.counted import COUNTS
 from reducers.core.fields import Add, Field, columns_of
 from reducers.core.states import to_device
-from reducers.core.statistic import Statistic, lift_each
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.dispatch import sweep
@@ -183,7 +183,7 @@ class Idle(Statistic):
     def update_all(self, state: State, xs: Tensor) -> State:
         if xs.numel() == 0:
             return state
-        each = lift_each(self, xs)
+        each = self._lift_each(xs)
         units = each["idle"][0].numel()
         return self._after(to_device(state, xs.device), each["idle"], each["nonfinite"], xs.numel() // units)
 

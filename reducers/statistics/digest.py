@@ -12,7 +12,8 @@ from reducers.core.checks import check_keys, check_shape
 from reducers.core.inputs import check_equally_often, check_part, checked_part, observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
-from reducers.kernels.digests import absorbed, digests
+from reducers.kernels.cpp.digest import DigestSlots
+from reducers.kernels.digests import absorbed, digest_slots, digests
 from reducers.kernels.hashing import mix, mixed, shift_right, signed, words_of
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import can_read_values
@@ -102,6 +103,25 @@ class Digest(Reducer):
             if entries is not None:
                 return dict(zip(_KEYS, entries, strict=True))
         return self.merge(state, _lifted(hashes, number, power))
+
+    def lift_each(self, xs: Tensor) -> State:
+        xs = observation(self, (xs,))
+        hashes = digests(xs, checked_part(self, xs))
+        return self._of_each(hashes if isinstance(hashes, Tensor) else words_of(hashes, xs.device).view(-1, 2))
+
+    def slots_for(self, x: Tensor) -> DigestSlots | None:
+        return digest_slots(x) if self.part is None else None
+
+    def lifted_slots(self, slots: DigestSlots, table: Tensor, first: int, last: int) -> State:
+        return self._of_each(table[first:last].clone())
+
+    def update_slots(self, state: State, slots: DigestSlots, table: Tensor, first: int, last: int) -> State:
+        return self.merge(to_device(state, table.device), _after({}, table[first:last].flatten().tolist()))
+
+    def _of_each(self, hashes: Tensor) -> State:
+        """Return the states of observations with these hashes, int64 [n, 2], stacked along the first axis."""
+        factor = words_of(_FACTOR, hashes.device).expand_as(hashes)
+        return dict(zip(_KEYS, (hashes, factor, torch.ones_like(hashes[:, 0])), strict=True))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:

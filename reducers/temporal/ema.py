@@ -14,7 +14,7 @@ from reducers.core.constants import numbers
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
-from reducers.core.statistic import Statistic, lift_each
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.dispatch import sweep
 from reducers.kernels.precision import count_along, count_of, counts_of, finite, real, total, wide_float
@@ -270,7 +270,7 @@ class FirstNonfinite(Statistic):
     def update_all(self, state: State, xs: Tensor) -> State:
         if xs.numel() == 0:
             return state
-        return self._after(to_device(state, xs.device), lift_each(self, xs)["first"] >= 0)
+        return self._after(to_device(state, xs.device), self._lift_each(xs)["first"] >= 0)
 
     def update_rows(self, state: State, rows: State) -> State:
         return self._after(state, rows["nonfinite"] > 0)

@@ -36,6 +36,7 @@ struct Digesting {
   int64_t start, stride;            // where in the whole the first run begins, and how far from there the next does
   int64_t size;                     // bytes of an element
   int64_t magnitude, highest, nan;  // NaN is what is above `highest` of the bits `magnitude`, and counts as `nan`
+  uint64_t kinds[2];                // what is added to the sums of each tensor
   uint64_t* results;                // two of each tensor
 };
 
@@ -190,7 +191,7 @@ template <class E, bool FLOATS> static int run(const Digesting& all, int64_t mos
   const int64_t blocks = (all.bytes - 1) / BLOCK + 1 + (all.runs > 1 || all.start % BLOCK);
   const int64_t items = all.rows * all.runs * blocks, work = all.rows * all.runs * all.bytes / BLOCK;
   const int64_t threads = std::max(int64_t(1), std::min(most_threads, (work + 2 * TOGETHER - 1) / (2 * TOGETHER)));
-  std::fill(all.results, all.results + 2 * all.rows, 0);
+  for (int64_t one = 0; one < 2 * all.rows; ++one) all.results[one] = all.kinds[one % 2];
   Turns turns(items, threads, TOGETHER);
   in_parallel(threads, [&](int thread) {
     int64_t row = 0;

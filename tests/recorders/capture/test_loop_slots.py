@@ -18,9 +18,9 @@ from recorders import ForwardMonitor, Monitor, Recorder
 from recorders.ring import ring as codecs
 from recorders.ring.ring import Copies
 from reducers import Activity, Extremes, Mean, Min, Moments, Norm, Quantile, Sparsity, State, Statistic, Sum, Summary
-from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels.cpp import library
 from reducers.kernels.cpp.loop_slots import LoopSlots
+from reducers.kernels.merging import stack
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
@@ -57,7 +57,7 @@ def waiting(monitor: Monitor) -> list[int]:
 @pytest.mark.parametrize("reducer", KINDS, ids=str)
 def test_slots_joined_in_any_groups_are_one_update_after_another(reducer: Statistic, dtype: torch.dtype) -> None:
     xs = [drawn(seed, 6, 5, 40).to(dtype) for seed in range(6)]
-    slots = slots_of(reducer, xs[0])
+    slots = reducer.slots_for(xs[0])
     assert isinstance(slots, LoopSlots)
     table = slots.new_table(len(xs) + 1, xs[0].device)
     assert table[0].nbytes == slots.size
@@ -70,10 +70,12 @@ def test_slots_joined_in_any_groups_are_one_update_after_another(reducer: Statis
         state: State = {}
         for first, last in itertools.pairwise(borders):
             before = {key: value.clone() for key, value in state.items()}
-            after = update_slots(reducer, state, slots, table, first, last)
+            after = reducer.update_slots(state, slots, table, first, last)
             laws.same_bits(state, before)
             state = after
         laws.same_bits(state, updated(reducer, xs))
+    if reducer.columns:
+        laws.same_bits(reducer.lifted_slots(slots, table, 1, 7), stack([reducer.update({}, x) for x in xs]))
 
 
 @pytest.mark.parametrize("reducer", KINDS, ids=str)
@@ -208,10 +210,10 @@ def test_memory_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.Monke
 
 def test_what_the_loop_does_not_take_does_not_wait() -> None:
     x = drawn(0)
-    assert slots_of(Summary(), x) is not None
-    assert slots_of(Summary(), x.double()) is None
-    assert slots_of(Summary(), x[..., ::9]) is None
-    assert slots_of(Summary("b c w -> w"), x[..., :5]) is None
+    assert Summary().slots_for(x) is not None
+    assert Summary().slots_for(x.double()) is None
+    assert Summary().slots_for(x[..., ::9]) is None
+    assert Summary("b c w -> w").slots_for(x[..., :5]) is None
     monitor = ForwardMonitor(Quantile(), layer := nn.Identity())
     layer(x)
     layer(x)

@@ -40,7 +40,6 @@ from reducers import (
     WeightedMoments,
 )
 from reducers.core.fields import Add
-from reducers.core.statistic import slots_of, update_slots
 from reducers.errors import ReducerTypeError
 from reducers.execution.rows import statistics_of
 from reducers.execution.stacked import is_stackable, lift_stacked
@@ -69,12 +68,12 @@ def _joined(reducer: Reducer, xs: list[Tensor]) -> State:
 
 def _in_slots(reducer: Reducer, xs: list[Tensor]) -> State:
     """As big observations of a monitor wait; one by one, if they cannot."""
-    slots = slots_of(reducer, xs[0]) if isinstance(reducer, Statistic) else None
+    slots = reducer.slots_for(xs[0])
     if slots is None:
         return reduce(reducer.update, xs, {})
     table = slots.new_table(len(xs), xs[0].device)
     assert all(slots.write(table, x, number) for number, x in enumerate(xs))
-    return update_slots(reducer, {}, slots, table, 0, len(xs))  # type: ignore[arg-type]
+    return reducer.update_slots({}, slots, table, 0, len(xs))
 
 
 def _as_rows(reducer: Reducer, xs: list[Tensor]) -> State:

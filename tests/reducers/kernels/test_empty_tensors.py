@@ -50,10 +50,9 @@ for reducer in (Summary(), Mean(), both):
     assert [value.tolist() for key, value in only.items() if key.endswith("count")] == [[0, 0]] * len(counts)
 """,
     "slots": """
-from reducers.core.statistic import slots_of
 from reducers.kernels.cpp.loop_slots import slots_for
 for x in EMPTY:
-    assert slots_of(Summary(), x) is None
+    assert Summary().slots_for(x) is None
     for along in axes(x):
         assert slots_for(x, along, {"sum": "sum", "count": "count"}, 0.0) is None
 """,

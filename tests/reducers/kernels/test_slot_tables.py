@@ -20,8 +20,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from reducers import Max, Mean, Min, Moments, Norm, Sparsity, Statistic, Sum, Summary
 from reducers.core.patterns import arrange
-from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels import dispatch, waiting
+from reducers.kernels.merging import stack
 from reducers.kernels.triton import lanes, tiling
 from reducers.kernels.triton.gpu_slots import SlotTable
 
@@ -57,7 +57,7 @@ def drawn(kind: str, seed: int, *shape: int, dtype: torch.dtype = torch.float32)
 
 def filled(reducer: Statistic, xs: Sequence[Tensor], spare: int = 1) -> tuple[SlotTable, Tensor]:
     """A table in which the observations are, after some slots that hold numbers already."""
-    slots = slots_of(reducer, xs[0])
+    slots = reducer.slots_for(xs[0])
     assert isinstance(slots, SlotTable)
     table = slots.new_table(spare + len(xs), CPU)
     assert slots.size * len(table) == table.nbytes
@@ -77,7 +77,7 @@ def assert_same_bits(reducer: Statistic, xs: Sequence[Tensor]) -> None:
     for borders in ([0, len(xs)], [0, 2, len(xs)]):
         state: dict[str, Tensor] = {}
         for first, last in itertools.pairwise(borders):
-            state = update_slots(reducer, state, slots, table, 1 + first, 1 + last)
+            state = reducer.update_slots(state, slots, table, 1 + first, 1 + last)
         laws.same_bits(state, wanted)
 
 
@@ -91,6 +91,13 @@ REDUCERS = [
 @pytest.mark.parametrize("reducer", REDUCERS, ids=str)
 def test_slots_joined_in_any_groups_are_one_update_after_another(reducer: Statistic) -> None:
     assert_same_bits(reducer, [drawn(kind, seed, 5, 3, 9) for seed, kind in enumerate(KINDS)])
+
+
+@pytest.mark.parametrize("reducer", REDUCERS, ids=str)
+def test_each_observation_is_in_its_slot(reducer: Statistic) -> None:
+    xs = [drawn(kind, seed, 5, 3, 9) for seed, kind in enumerate(KINDS)]
+    slots, table = filled(reducer, xs)
+    laws.same_bits(reducer.lifted_slots(slots, table, 1, 1 + len(xs)), stack([reducer.update({}, x) for x in xs]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool], ids=str)
@@ -118,7 +125,7 @@ def test_nothing_finite_beside_huge_numbers_leaves_them_as_they_are() -> None:
     huge, nothing = torch.tensor([1e200, 1e200], dtype=torch.float64), torch.full((2,), torch.nan, dtype=torch.float64)
     for xs in ((nothing, huge, nothing), (huge, nothing, nothing)):
         slots, table = filled(Moments(order=4), xs)
-        state = update_slots(Moments(order=4), {}, slots, table, 1, 4)
+        state = Moments(order=4).update_slots({}, slots, table, 1, 4)
         assert [state[key].item() for key in ("count", "mean", "m2", "m3", "m4")] == [2, 1e200, 0, 0, 0]
 
 
@@ -129,23 +136,23 @@ def test_a_state_of_another_dtype_or_device_is_joined_as_by_updates() -> None:
         slots, table = filled(reducer, xs[1:])
         for x in xs[1:]:
             wanted = reducer.update(wanted, x)
-        state = update_slots(reducer, state, slots, table, 1, 3)
+        state = reducer.update_slots(state, slots, table, 1, 3)
         assert state["min"].dtype is torch.float64
         laws.same_bits(state, wanted)
 
 
 def test_what_no_kernel_takes_does_not_wait() -> None:
     x = drawn("normal", 0, 8, 6)
-    assert slots_of(Summary("a b -> a"), x) is not None
+    assert Summary("a b -> a").slots_for(x) is not None
     many = torch.randn(2, 3, 2, 3, 2, 3, 2, 3, 2, 3)[:, ::2, :, ::2, :, ::2, :, ::2, :, ::2]
     negative = torch.complex(x, x).conj().imag
     for reducer, one in ((Mean("a b -> (a b)"), x), (Mean(), many), (Mean(), x * 1j), (Mean(), negative), (Mean(), x[:0])):
-        assert slots_of(reducer, one) is None
+        assert reducer.slots_for(one) is None
     laws.close(Mean().compute(Mean().update({}, negative)), -x.double().mean(), rtol=1e-6, atol=0)
 
 
 def test_slots_of_one_look_are_planned_once() -> None:
-    first, second = (slots_of(Summary("a b -> b"), drawn("normal", seed, 8, 6)) for seed in range(2))
+    first, second = (Summary("a b -> b").slots_for(drawn("normal", seed, 8, 6)) for seed in range(2))
     assert first is second
-    assert slots_of(Summary("a b -> b"), drawn("normal", 0, 6, 8).T) is not first
+    assert Summary("a b -> b").slots_for(drawn("normal", 0, 6, 8).T) is not first
     assert arrange(drawn("normal", 0, 8, 6), "a b -> b")[1] == first.axes
