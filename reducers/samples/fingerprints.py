@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -14,7 +15,10 @@ from reducers.core.inputs import check_equally_often, check_part, checked_part, 
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
 from reducers.errors import ArgumentError, StateError
-from reducers.kernels.digests import digests
+from reducers.kernels.cpp.digest import DigestSlots
+from reducers.kernels.cpp.library import ELEMENTS, sketch_for
+from reducers.kernels.cpp.sketch import SketchWriter
+from reducers.kernels.digests import digest_slots, digests
 from reducers.kernels.hashing import words_of
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.sketches import FACTS, join_facts, sketched
@@ -87,13 +91,24 @@ class Fingerprints(Reducer):
         xs = observation(self, (xs,))
         return self._appended(state, xs) if xs.numel() else state
 
+    def slots_for(self, x: Tensor) -> FingerprintSlots | None:
+        digests = digest_slots(x) if self.part is None and x.dtype in ELEMENTS else None
+        function = sketch_for(ELEMENTS[x.dtype]) if digests is not None else None
+        if digests is None or function is None:
+            return None
+        return FingerprintSlots(digests, SketchWriter(digests.like, self.k, function), _eps(x), self.k)
+
+    def update_slots(self, state: State, slots: FingerprintSlots, table: Tensor, first: int, last: int) -> State:
+        if first == last:
+            return state
+        words, rows = table[first:last].split_with_sizes([2, len(_COLUMNS) + self.k], dim=1)
+        return _appended(to_device(state, table.device), words, rows.contiguous().view(torch.float64))
+
     def _appended(self, state: State, xs: Tensor) -> State:
         part = checked_part(self, xs)
         sums, facts = sketched(xs, self.k, part)
-        eps = torch.finfo(xs.dtype).eps if xs.is_floating_point() or xs.is_complex() else 0.0
-        rows = torch.cat([facts, torch.full_like(facts[:, :1], eps), sums], dim=1)
-        new = dict(zip(_KINDS, (_digests(xs, part), rows), strict=True))
-        return _joined({kind: _COLLECT.update(_part(state, kind), block) for kind, block in new.items()})
+        rows = torch.cat([facts, torch.full_like(facts[:, :1], _eps(xs)), sums], dim=1)
+        return _appended(state, _digests(xs, part), rows)
 
     def merge(self, a: State, b: State) -> State:
         return _joined({kind: _COLLECT.merge(_part(a, kind), _part(b, kind)) for kind in _KINDS})
@@ -138,8 +153,43 @@ class Fingerprints(Reducer):
         }
 
 
+class FingerprintSlots:
+    """How fingerprints of whole contiguous observations of one shape and dtype wait in a table: see `Slots`.
+
+    A table is int64 [slots, words of a digest, facts, eps and projections]; all but the digests are the bits of float64.
+    """
+
+    def __init__(self, digests: DigestSlots, sketches: SketchWriter, eps: float, k: int) -> None:
+        self.like, self._digests, self._sketches, self._eps = digests.like, digests, sketches, eps
+        self._columns = 2 + len(_COLUMNS) + k
+        self.form, self.size = ("fingerprint", k), 8 * self._columns
+
+    def new_table(self, slots: int, device: torch.device) -> Tensor:
+        """Return a table of so many slots."""
+        return torch.empty((slots, self._columns), dtype=torch.int64, device=device)
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
+        """Write the fingerprint of an observation, which must be like `like`, into a slot; False if it could not be read."""
+        start = table.data_ptr() + self.size * slot
+        facts = start + self._digests.size
+        sums = facts + 8 * len(_COLUMNS)
+        ctypes.c_double.from_address(sums - 8).value = self._eps
+        return self._digests.write_at(start, x) and self._sketches.write_at(facts, sums, x)
+
+
+def _eps(xs: Tensor) -> float:
+    """Return how far apart numbers of the dtype are, relative to their size; 0 of integers."""
+    return torch.finfo(xs.dtype).eps if xs.is_floating_point() or xs.is_complex() else 0.0
+
+
 def _part(state: State, kind: str) -> State:
     return {key.removeprefix(f"{kind}/"): value for key, value in state.items() if key.startswith(f"{kind}/")}
+
+
+def _appended(state: State, words: Tensor, rows: Tensor) -> State:
+    """Return the state after several observations, whose fingerprints come along the first axis; as one after another."""
+    new = dict(zip(_KINDS, (words, rows), strict=True))
+    return _joined({kind: _COLLECT.update_all(_part(state, kind), block[:, None]) for kind, block in new.items()})
 
 
 def _joined(parts: Mapping[str, State]) -> State:

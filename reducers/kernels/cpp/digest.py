@@ -76,9 +76,13 @@ class DigestSlots:
 
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         """Write the hash of an observation, which must be like `like`, into a slot; False if it has no memory of its own."""
+        return self.write_at(table.data_ptr() + self.size * slot, x)
+
+    def write_at(self, address: int, x: Tensor) -> bool:
+        """Write the hash of an observation to an address; see `write`."""
         task = _Digesting.from_buffer_copy(self._task)
         try:
-            task.x, task.results = x.data_ptr(), table.data_ptr() + self.size * slot
+            task.x, task.results = x.data_ptr(), address
         except RuntimeError:  # such as inside vmap
             return False
         return bool(task.x) and in_threads(self._function, ctypes.byref(task), 1, torch.get_num_threads(), self._bytes) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["looped_sketches"]
+__all__ = ["SketchWriter", "looped_sketches"]
 
 _FACTS = 5
 
@@ -51,3 +52,25 @@ def looped_sketches(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tenso
     sums, facts = (torch.empty((rows, columns), dtype=torch.float64, device="cpu") for columns in (buckets, _FACTS))
     task = _Sketching(xs.data_ptr(), rows, *runs, buckets, sums.data_ptr(), facts.data_ptr())
     return None if in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), xs.nbytes) else (sums, facts)
+
+
+class SketchWriter:
+    """Writes facts and sums of whole contiguous observations of one shape and dtype, float64 [5] and [buckets], to addresses.
+
+    Args:
+        like: a tensor of this shape and dtype, on any device; its dtype is one of `ELEMENTS`.
+        function: what `sketch_for` returns for it.
+    """
+
+    def __init__(self, like: Tensor, buckets: int, function: Any) -> None:
+        self._function, self._bytes = function, like.nbytes
+        self._task = _Sketching(0, 1, 1, like.numel(), 0, 0, buckets, 0, 0)
+
+    def write_at(self, facts: int, sums: int, x: Tensor) -> bool:
+        """Write facts and sums of an observation, which must be like `like`; False if there is no memory to read, or to work in."""
+        task = _Sketching.from_buffer_copy(self._task)
+        try:
+            task.x, task.facts, task.sums = x.data_ptr(), facts, sums
+        except RuntimeError:  # such as inside vmap
+            return False
+        return bool(task.x) and in_threads(self._function, ctypes.byref(task), 1, torch.get_num_threads(), self._bytes) == 0
