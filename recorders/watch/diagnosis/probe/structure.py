@@ -16,6 +16,7 @@ from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE, WIDE
 from recorders.watch.diagnosis.probe.outputs import judged, target_of
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
+from recorders.watch.diagnosis.probe.seen import Seen
 from recorders.watch.diagnosis.steps import DROPOUTS
 
 __all__ = ["activations_between", "dropout_last", "first_reads", "layers_used_once", "passed_on", "scores_scaled", "widths_used"]
@@ -42,14 +43,36 @@ def scores_scaled(probe: Probe) -> Iterator[Finding]:
     lineage = probe.seen.lineage
     if not (lineage.unscaled or probe.seen.attention):
         raise Skip("")
-    for name, one in lineage.unscaled.items():
-        if one.spread > PROBE.unscaled:
+    large = [name for name, one in lineage.unscaled.items() if one.spread > PROBE.unscaled]
+    untrained = _spreads_of_shuffled(probe) if large else {}
+    for name in large:
+        one = lineage.unscaled[name]
+        if untrained.get(name, one.spread) > PROBE.unscaled:
             what = (
                 f"its scores, products of {one.width} numbers, are not scaled down before the softmax; those of a query have a "
                 f"standard deviation of {one.spread:.1f}"
             )
             yield fault("attention-unscaled", shown_name(name), what)
             return
+
+
+def _spreads_of_shuffled(probe: Probe) -> dict[str, float]:
+    """The spreads of scores by module, if the weights that make queries and keys are shuffled, as they were before training.
+
+    What a net learns makes scores large, whatever they were at the start.
+    """
+    layers = [probe.net.module(name) for name in probe.seen.lineage.attended]
+    weights = [one for layer in layers for one in layer.parameters(recurse=False) if one.ndim > 1]
+    kept = [one.detach().clone() for one in weights]
+    draws, seen = torch.Generator().manual_seed(0), Seen(PROBE.alone)
+    try:
+        for one in weights:
+            one.copy_(one.flatten()[torch.randperm(one.numel(), generator=draws).to(one.device)].view_as(one))
+        probe.net.run(probe.few, fresh=True, seen=seen)
+    finally:
+        for one, before in zip(weights, kept, strict=True):
+            one.copy_(before)
+    return {name: found.spread for name, found in seen.lineage.unscaled.items()}
 
 
 def layers_used_once(probe: Probe) -> Iterator[Finding]:

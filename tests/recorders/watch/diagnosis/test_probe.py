@@ -767,6 +767,16 @@ def test_equal_samples_and_outputs_of_zero_tell_nothing() -> None:
     assert "equal-outputs" not in {one.kind for one in probed(net, vectors()).found}
 
 
+def test_samples_of_one_class_may_have_one_output() -> None:
+    x = vectors()
+    x[:, 0] = torch.where(torch.arange(len(x)) < len(x) // 2, 1, -1)
+    net = nn.Sequential(nn.Linear(6, 6), Apply(lambda y: torch.cat((y[:, :1].mul(1e3).tanh(), y[:, :1].sign()), 1)))
+    nn.init.eye_(net[0].weight)
+    assert "equal-outputs" not in {one.kind for one in probed(net, x).found}
+    x[:, 0] = 1
+    assert "equal-outputs" in {one.kind for one in probed(net, x).found}
+
+
 def test_positions_that_are_asked_for_one_place_only_are_named() -> None:
     class Placed(nn.Module):
         def __init__(self) -> None:
@@ -794,6 +804,28 @@ def test_scores_that_are_multiplied_by_the_root_are_not_scaled(fused: bool) -> N
         net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), Apply(lambda x, by=scale: attend(x, by)), nn.Linear(16, 3))
         found = [one.kind for one in probed(net, torch.randn(8, 5, 6), torch.randint(3, (8, 5))).found if one.severity != "notice"]
         assert [kind for kind in found if kind == "attention-unscaled"] == kinds
+
+
+def test_scores_that_training_made_large_are_no_fault() -> None:
+    """Queries and keys have learned one direction, which counts; shuffled weights do not know of it."""
+
+    direction = torch.randn(64).sign()
+
+    class Learned(nn.Module):
+        def __init__(self, learned: bool) -> None:
+            super().__init__()
+            self.query, self.key = nn.Linear(64, 16), nn.Linear(64, 16)
+            signs = torch.randn(16).sign()
+            for one in (self.query, self.key):
+                one.weight.data = torch.outer(signs, direction) / 64 if learned else torch.randn(16, 64) / 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.query(x) @ self.key(x).mT).softmax(-1) @ x
+
+    x = torch.randn(8, 5, 1) * direction + 0.3 * torch.randn(8, 5, 64)
+    for learned in (True, False):
+        found = [one.kind for one in probed(Learned(learned), x).found if one.kind == "attention-unscaled"]
+        assert found == ([] if learned else ["attention-unscaled"])
 
 
 def test_a_softmax_over_frames_is_found_without_a_target_of_their_number() -> None:
