@@ -49,6 +49,7 @@ def test_the_version_is_the_same_wherever_it_is_written() -> None:
 def test_every_extra_has_code_behind_it_and_nearly_all_are_in_all() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "recorders").rglob("*.py"))
     asked_for = set(re.findall(r'require\([^)]*"(\w+)"\)', code))
+    asked_for |= extras().keys() & {*re.findall(r"^try:\n    from (\w+)", code, re.MULTILINE)}  # used if it is there
     for example in (ROOT / "examples").glob("*.py"):
         asked_for |= EXAMPLES & {line.split(".")[0].removeprefix("import ") for line in example.read_text().splitlines()}
     assert extras().keys() - TOOLS <= asked_for <= extras().keys()

@@ -67,7 +67,7 @@ def _spreads_of_shuffled(probe: Probe) -> dict[str, float]:
     draws, seen = torch.Generator().manual_seed(0), Seen(PROBE.alone)
     try:
         for one in weights:
-            one.copy_(one.flatten()[torch.randperm(one.numel(), generator=draws).to(one.device)].view_as(one))
+            one.copy_(one.flatten()[torch.randperm(one.numel(), generator=draws, device="cpu").to(one.device)].view_as(one))
         probe.net.run(probe.few, fresh=True, seen=seen)
     finally:
         for one, before in zip(weights, kept, strict=True):
