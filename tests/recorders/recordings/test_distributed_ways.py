@@ -316,7 +316,7 @@ def in_stages(place: Place, schedule: str, folder: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+@pytest.mark.parametrize("schedule", ["Schedule1F1B", pytest.param("ScheduleGPipe", marks=pytest.mark.slow)])
 def test_the_stages_of_a_pipeline_make_one_recording(pair: World, schedule: str, tmp_path: Path) -> None:
     model = whole_pipeline()
     with recorder_of(model) as alone:

@@ -141,7 +141,7 @@ def test_under_ddp_all_ranks_have_the_digests_of_one_process_if_all_have_its_bat
     assert values <= noise(STEPS, largest_change(net()))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_under_ddp_with_a_part_of_the_batch_on_each_rank_the_distance_is_rounding(size: int, request: Any) -> None:
     world: World = request.getfixturevalue("pair" if size == 2 else "world")
     _, equal, values, gradients = alike(world.run(under_ddp, True))

@@ -76,7 +76,7 @@ def codecs(monitor: Monitor) -> set[type]:
 @pytest.mark.parametrize("reducer", [*IN_SLOTS, *OTHERS], ids=name)
 def test_observations_that_wait_are_one_update_after_another(reducer: Reducer, size: str) -> None:
     for dtype in DTYPES:
-        xs = [drawn(seed, size, dtype) for seed in range(70)]
+        xs = [drawn(seed, size, dtype) for seed in range(40)]
         if not supports(reducer, xs[0]):
             continue
         layer = nn.Identity()
