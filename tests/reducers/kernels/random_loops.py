@@ -19,7 +19,7 @@ import torch
 from looped import looped
 from torch import Tensor
 
-from reducers.kernels import digests, sketches
+from reducers.kernels import digests, parts, sketches
 from reducers.kernels.columns import COLUMNS, WEIGHTED, Needs
 from reducers.kernels.cpp import library, threads
 from reducers.kernels.cpp.binned import looped_bits, looped_edges
@@ -256,10 +256,11 @@ class Runs:
 
     def digest(self, x: Tensor, axes: tuple[int, ...], told: object) -> None:
         x = x.to(self.pick.choice((x.dtype, torch.float64, torch.float8_e5m2, torch.int32, torch.uint8, torch.bool)))
-        found = looped_digests(x.contiguous(), len(x), 0, digests.NANS.get(x.dtype, (0, 0, 0)))
+        runs = parts.Runs(1, x[0].numel(), 0, 0)
+        found = looped_digests(x.contiguous(), len(x), runs, digests.NANS.get(x.dtype, (0, 0, 0)), (0, 0))
         assert found is not None, told
         self.taken["digests"] += 1
-        wanted = [one % 2**64 for one in digests._hashed(x, len(x)).tolist()]
+        wanted = [one % 2**64 for one in digests._of_words(x).flatten().tolist()]
         assert found == wanted, told
         whole = digests.digests(x[None])
         again = digests.digests(x.contiguous()[None])
@@ -268,12 +269,13 @@ class Runs:
     def sketch(self, x: Tensor, axes: tuple[int, ...], told: object) -> None:
         k = self.pick.choice((64, 128, 192, 256, 1024))
         x = x.to(self.pick.choice((x.dtype, x.dtype, torch.float64, torch.int16)))
-        found = looped_sketches(x, k)
+        runs = parts.Runs(1, x[0].numel(), 0, 0)
+        found = looped_sketches(x, k, runs)
         assert found is not None, told
         self.taken["sketches"] += 1
-        flat = x.reshape(len(x), -1)
-        wanted = sketches._summed(flat, k, 0)
-        slack = 1e-12 * float(wanted[1][:, 3:].nan_to_num(0, 0, 0).abs().amax() + 1e-30) * flat.shape[1]
+        flat = x.reshape(len(x), 1, -1)
+        wanted = sketches._summed(flat, k, runs)
+        slack = 1e-12 * float(wanted[1][:, 3:].nan_to_num(0, 0, 0).abs().amax() + 1e-30) * flat.shape[2]
         for one, other in zip(found, wanted, strict=True):
             assert torch.allclose(one, other, rtol=1e-9, atol=slack), (told, k)
         assert torch.equal(found[1][:, [0, 1, 3, 4]], wanted[1][:, [0, 1, 3, 4]]), (told, k)

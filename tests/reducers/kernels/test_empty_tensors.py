@@ -89,7 +89,7 @@ for x in EMPTY:
     assert Digest().update_all({}, x[None]) == {}
     assert Digest().update_all({}, ones(0, 3)) == {}
     for runs in (Runs(1, 0), Runs(1, 0, 5), Runs(3, 0, 5, 7)):
-        assert looped_digests(x, max(1, len(x)), runs, (0, 0, 0)) == [0] * (2 * max(1, len(x)))
+        assert looped_digests(x, max(1, len(x)), runs, (0, 0, 0), (0, 0)) == [0] * (2 * max(1, len(x)))
 """,
     "sketches": """
 from reducers.kernels.cpp.sketch import looped_sketches
