@@ -29,7 +29,7 @@ from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, wo
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
 
-__all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digests"]
+__all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digest_words", "digests"]
 
 _WORDS = 1 << 9  # of a block
 BLOCK = 8 * _WORDS
@@ -96,6 +96,12 @@ def digests(xs: Tensor, part: TensorPart | None = None) -> list[int] | Tensor:
     return [sum(sums) % 2**64 for sums in zip(*found, strict=True)]
 
 
+def digest_words(xs: Tensor, part: TensorPart | None = None) -> Tensor:
+    """Return what `digests` does, always as int64 [rows, 2], modulo 2**64."""
+    hashes = digests(xs, part)
+    return hashes if isinstance(hashes, Tensor) else words_of(hashes, xs.device).view(-1, 2)
+
+
 def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> list[Tensor] | None:
     """Return the entries of a state of `Digest` after observations with these hashes, by one launch of a kernel; None without one.
 
@@ -119,8 +125,7 @@ def as_operator(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tenso
     Args:
         shape, start: of the part, see `TensorPart`; nothing if the tensors are whole.
     """
-    hashes = digests(xs, TensorPart(tuple(shape), tuple(start)) if shape else None)
-    return hashes if isinstance(hashes, Tensor) else words_of(hashes, xs.device).view(-1, 2)
+    return digest_words(xs, TensorPart(tuple(shape), tuple(start)) if shape else None)
 
 
 @as_operator.register_fake

@@ -21,6 +21,7 @@ __all__ = [
     "count_nonfinite",
     "count_of",
     "counts_of",
+    "eps_of",
     "extremes",
     "finite",
     "float32_threshold",
@@ -280,6 +281,11 @@ def float32_threshold(threshold: float, dtype: torch.dtype) -> float:
         (bits,) = struct.unpack("i", struct.pack("f", nearest))
         (nearest,) = struct.unpack("f", struct.pack("i", bits - 1))
     return float(nearest)
+
+
+def eps_of(x: Tensor) -> float:
+    """Return how far apart numbers of the dtype of `x` are, relative to their size; 0 of integers."""
+    return torch.finfo(x.dtype).eps if x.is_floating_point() or x.is_complex() else 0.0
 
 
 def is_rounding_error(m2: Tensor, count: Tensor, mean: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from reducers.errors import ArgumentError, StateError
 from reducers.kernels.cpp.digest import DigestSlots
 from reducers.kernels.cpp.library import ELEMENTS, sketch_for
 from reducers.kernels.cpp.sketch import SketchWriter
-from reducers.kernels.digests import digest_slots, digests
-from reducers.kernels.hashing import words_of
+from reducers.kernels.digests import digest_slots, digest_words
 from reducers.kernels.parts import TensorPart
+from reducers.kernels.precision import eps_of
 from reducers.kernels.sketches import FACTS, join_facts, sketched
 from reducers.samples.collect import Collect
 from reducers.state import Result, State
@@ -96,7 +96,7 @@ class Fingerprints(Reducer):
         function = sketch_for(ELEMENTS[x.dtype]) if digests is not None else None
         if digests is None or function is None:
             return None
-        return FingerprintSlots(digests, SketchWriter(digests.like, self.k, function), _eps(x), self.k)
+        return FingerprintSlots(digests, SketchWriter(digests.like, self.k, function), eps_of(x), self.k)
 
     def update_slots(self, state: State, slots: FingerprintSlots, table: Tensor, first: int, last: int) -> State:
         if first == last:
@@ -107,8 +107,8 @@ class Fingerprints(Reducer):
     def _appended(self, state: State, xs: Tensor) -> State:
         part = checked_part(self, xs)
         sums, facts = sketched(xs, self.k, part)
-        rows = torch.cat([facts, torch.full_like(facts[:, :1], _eps(xs)), sums], dim=1)
-        return _appended(state, _digests(xs, part), rows)
+        rows = torch.cat([facts, torch.full_like(facts[:, :1], eps_of(xs)), sums], dim=1)
+        return _appended(state, digest_words(xs, part), rows)
 
     def merge(self, a: State, b: State) -> State:
         return _joined({kind: _COLLECT.merge(_part(a, kind), _part(b, kind)) for kind in _KINDS})
@@ -177,11 +177,6 @@ class FingerprintSlots:
         return self._digests.write_at(start, x) and self._sketches.write_at(facts, sums, x)
 
 
-def _eps(xs: Tensor) -> float:
-    """Return how far apart numbers of the dtype are, relative to their size; 0 of integers."""
-    return torch.finfo(xs.dtype).eps if xs.is_floating_point() or xs.is_complex() else 0.0
-
-
 def _part(state: State, kind: str) -> State:
     return {key.removeprefix(f"{kind}/"): value for key, value in state.items() if key.startswith(f"{kind}/")}
 
@@ -194,9 +189,3 @@ def _appended(state: State, words: Tensor, rows: Tensor) -> State:
 
 def _joined(parts: Mapping[str, State]) -> State:
     return {f"{kind}/{key}": value for kind, part in parts.items() for key, value in part.items()}
-
-
-def _digests(xs: Tensor, part: TensorPart | None) -> Tensor:
-    """Return the words of the digest of each of several observations, which are stacked along the first axis: int64 [n, 2]."""
-    hashes = digests(xs, part)
-    return hashes if isinstance(hashes, Tensor) else words_of(hashes, xs.device).view(-1, 2)

@@ -13,7 +13,7 @@ from reducers.core.inputs import check_equally_often, check_part, checked_part, 
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.cpp.digest import DigestSlots
-from reducers.kernels.digests import absorbed, digest_slots, digests
+from reducers.kernels.digests import absorbed, digest_slots, digest_words, digests
 from reducers.kernels.hashing import mix, mixed, shift_right, signed, words_of
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import can_read_values
@@ -106,8 +106,7 @@ class Digest(Reducer):
 
     def lift_each(self, xs: Tensor) -> State:
         xs = observation(self, (xs,))
-        hashes = digests(xs, checked_part(self, xs))
-        return self._of_each(hashes if isinstance(hashes, Tensor) else words_of(hashes, xs.device).view(-1, 2))
+        return self._of_each(digest_words(xs, checked_part(self, xs)))
 
     def slots_for(self, x: Tensor) -> DigestSlots | None:
         return digest_slots(x) if self.part is None else None

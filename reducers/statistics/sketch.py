@@ -17,7 +17,7 @@ from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError, StateMismatchError
 from reducers.kernels.parts import TensorPart
-from reducers.kernels.precision import can_read_values, infinite_to_nan, no_sum
+from reducers.kernels.precision import can_read_values, eps_of, infinite_to_nan, no_sum
 from reducers.kernels.sketches import sketched
 from reducers.state import Nonfinite, Result, State
 
@@ -104,7 +104,7 @@ class Sketch(Reducer):
         """Return the state of several observations, stacked along the first axis."""
         if xs.dtype is torch.uint64:
             raise no_sum(xs, f"{self!r}")
-        eps = torch.finfo(xs.dtype).eps if xs.is_floating_point() or xs.is_complex() else 0.0
+        eps = eps_of(xs)
         sums, facts = sketched(xs, self.k, checked_part(self, xs))
         sketch = sums.reshape(self.k) if len(sums) == 1 else sums.sum(dim=0)
         if can_read_values(facts):  # numbers of Python take a third of the time
