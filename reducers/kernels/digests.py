@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, words_of
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
+from reducers.kernels.waiting import WordSlots
 
 __all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digest_words", "digests"]
 
@@ -51,21 +52,26 @@ _CODES = {dtype: zlib.crc32(str(dtype).encode()) for dtype in vars(torch).values
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = 1 << 20  # bytes of a part that is copied because its elements are not neighbours: it stays in the cache
 
-Hashed: TypeAlias = "Callable[..., Tensor | None]"
-Absorbed: TypeAlias = "Callable[..., list[Tensor]]"
+
+class Hashing(NamedTuple):
+    """Kernels that hash bits, that join hashes to a state, and that let the hashes of observations wait in a table."""
+
+    hashed: Callable[..., Tensor | None]
+    absorbed: Callable[..., list[Tensor]]
+    table: Callable[..., WordSlots | None]
 
 
 @lru_cache(maxsize=1)
-def _triton_digests() -> tuple[Hashed, Absorbed] | None:
-    """The kernels in Triton that hash bits, and that join hashes; None without Triton."""
+def _triton_digests() -> Hashing | None:
+    """The kernels in Triton; None without it."""
     try:
-        from reducers.kernels.triton.digest import absorbed, hashed
+        from reducers.kernels.triton.digest import absorbed, digest_table, hashed
     except ImportError:
         return None
-    return hashed, absorbed
+    return Hashing(hashed, absorbed, digest_table)
 
 
-DIGESTS: Kernels[tuple[Hashed, Absorbed]] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
+DIGESTS: Kernels[Hashing] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
 
 
 def digests(xs: Tensor, part: TensorPart | None = None) -> list[int] | Tensor:
@@ -114,7 +120,7 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], pow
     kernels = found(DIGESTS, hashes.device)
     if kernels is None:
         return None
-    entries: list[Tensor] | None = tried(DIGESTS, hashes.device, kernels[1], hashes, state, factor, power)
+    entries: list[Tensor] | None = tried(DIGESTS, hashes.device, kernels.absorbed, hashes, state, factor, power)
     return entries
 
 
@@ -133,15 +139,31 @@ def _(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
     return xs.new_empty((xs.shape[0], 2), dtype=torch.int64)
 
 
-def digest_slots(x: Tensor) -> DigestSlots | None:
-    """Return how the hashes of observations like `x` wait in a table; None if the loop does not take them, or there is none."""
-    if x.device.type != "cpu" or x.is_complex() or x.is_quantized or x.is_neg() or not x.numel() or not x.is_contiguous():
-        return None
-    return _digest_slots(tuple(x.shape), x.dtype)
+def digest_slots(x: Tensor) -> WordSlots | None:
+    """Return how the hashes of observations like `x` wait in a table; None if no kernel takes them."""
+    kernels = found(DIGESTS, x.device)
+    if kernels is None:
+        return loop_slots(x)
+    return _table_of(kernels.table, tuple(x.shape), x.dtype) if _is_whole(x) else None
+
+
+def loop_slots(x: Tensor) -> DigestSlots | None:
+    """Return how the hashes of observations like `x` wait in a table that the loop writes; None if it does not take them."""
+    return _loop_slots(tuple(x.shape), x.dtype) if x.device.type == "cpu" and _is_whole(x) else None
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Return whether a tensor is its bits, one after another, in memory."""
+    return bool(x.numel()) and x.is_contiguous() and not (x.is_complex() or x.is_quantized or x.is_neg())
 
 
 @lru_cache(maxsize=1024)
-def _digest_slots(shape: tuple[int, ...], dtype: torch.dtype) -> DigestSlots | None:
+def _table_of(make: Callable[..., WordSlots | None], shape: tuple[int, ...], dtype: torch.dtype) -> WordSlots | None:
+    return make(torch.empty(shape, dtype=dtype, device="meta"), NANS.get(dtype, _NONE), _kinds(_CODES[dtype], shape))
+
+
+@lru_cache(maxsize=1024)
+def _loop_slots(shape: tuple[int, ...], dtype: torch.dtype) -> DigestSlots | None:
     function, like = digest() if sys.byteorder == "little" else None, torch.empty(shape, dtype=dtype, device="meta")
     return function and DigestSlots(like, NANS.get(dtype, _NONE), _kinds(_CODES[dtype], shape), function)
 
@@ -159,7 +181,7 @@ def _hashed(xs: Tensor, runs: Runs, kinds: list[int]) -> list[int] | Tensor:
     """Return the sums of what is added by tensors that are not complex, and of two numbers, their kinds; see `digests`."""
     nans = NANS.get(xs.dtype, _NONE)
     kernels = found(DIGESTS, xs.device)
-    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels[0], xs, runs, nans, kinds)
+    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels.hashed, xs, runs, nans, kinds)
     if hashes is not None:
         return hashes
     looped = _looped(xs, runs, nans, kinds) if xs.device.type == "cpu" else None

@@ -13,7 +13,7 @@ from reducers.kernels.cpp.loop_slots import slots_for
 from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
 from reducers.state import State
 
-__all__ = ["SLOTS", "ColumnSlots", "Slots", "device_slots", "joinable", "new_table", "written"]
+__all__ = ["SLOTS", "ColumnSlots", "Slots", "WordSlots", "device_slots", "joinable", "new_table", "written"]
 
 
 class Slots(Protocol):
@@ -55,6 +55,14 @@ class ColumnSlots(Slots, Protocol):
 
     def rows(self, table: Tensor, first: int, last: int) -> State:
         """Return what the slots from `first` to `last` hold, by column, stacked along a new first axis."""
+        ...
+
+
+class WordSlots(Slots, Protocol):
+    """Slots that hold hashes."""
+
+    def words(self, table: Tensor, first: int, last: int) -> Tensor:
+        """Return the hashes in the slots from `first` to `last`, int64 [slots, 2], in memory of their own."""
         ...
 
 

@@ -18,7 +18,7 @@ from reducers.errors import ArgumentError, StateError
 from reducers.kernels.cpp.digest import DigestSlots
 from reducers.kernels.cpp.library import ELEMENTS, sketch_for
 from reducers.kernels.cpp.sketch import SketchWriter
-from reducers.kernels.digests import digest_slots, digest_words
+from reducers.kernels.digests import digest_words, loop_slots
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import eps_of
 from reducers.kernels.sketches import FACTS, join_facts, sketched
@@ -92,7 +92,7 @@ class Fingerprints(Reducer):
         return self._appended(state, xs) if xs.numel() else state
 
     def slots_for(self, x: Tensor) -> FingerprintSlots | None:
-        digests = digest_slots(x) if self.part is None and x.dtype in ELEMENTS else None
+        digests = loop_slots(x) if self.part is None and x.dtype in ELEMENTS else None
         function = sketch_for(ELEMENTS[x.dtype]) if digests is not None else None
         if digests is None or function is None:
             return None

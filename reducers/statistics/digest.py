@@ -12,11 +12,11 @@ from reducers.core.checks import check_keys, check_shape
 from reducers.core.inputs import check_equally_often, check_part, checked_part, observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
-from reducers.kernels.cpp.digest import DigestSlots
 from reducers.kernels.digests import absorbed, digest_slots, digest_words, digests
 from reducers.kernels.hashing import mix, mixed, shift_right, signed, words_of
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import can_read_values
+from reducers.kernels.waiting import WordSlots
 from reducers.state import Result, State
 
 __all__ = ["Digest", "digest_of"]
@@ -93,29 +93,33 @@ class Digest(Reducer):
         return self._updated(state, xs)
 
     def _updated(self, state: State, xs: Tensor) -> State:
-        hashes = digests(xs, checked_part(self, xs))
-        number, plain = xs.shape[0], type(self).merge is Digest.merge and (not state or _fits(state))
-        if plain and not isinstance(hashes, Tensor) and all(map(can_read_values, state.values())):
-            return _after(state, hashes)
-        state, power = to_device(state, xs.device), _power(number)
-        if plain and isinstance(hashes, Tensor):
-            entries = absorbed(hashes, [state[key] for key in _KEYS] if state else [], _FACTOR, power)
-            if entries is not None:
-                return dict(zip(_KEYS, entries, strict=True))
-        return self.merge(state, _lifted(hashes, number, power))
+        return self._with_hashes(state, digests(xs, checked_part(self, xs)), xs.shape[0], xs.device)
 
     def lift_each(self, xs: Tensor) -> State:
         xs = observation(self, (xs,))
         return self._of_each(digest_words(xs, checked_part(self, xs)))
 
-    def slots_for(self, x: Tensor) -> DigestSlots | None:
+    def slots_for(self, x: Tensor) -> WordSlots | None:
         return digest_slots(x) if self.part is None else None
 
-    def lifted_slots(self, slots: DigestSlots, table: Tensor, first: int, last: int) -> State:
-        return self._of_each(table[first:last].clone())
+    def lifted_slots(self, slots: WordSlots, table: Tensor, first: int, last: int) -> State:
+        return self._of_each(slots.words(table, first, last))
 
-    def update_slots(self, state: State, slots: DigestSlots, table: Tensor, first: int, last: int) -> State:
-        return self.merge(to_device(state, table.device), _after({}, table[first:last].flatten().tolist()))
+    def update_slots(self, state: State, slots: WordSlots, table: Tensor, first: int, last: int) -> State:
+        words = slots.words(table, first, last)
+        return self._with_hashes(state, words.flatten().tolist() if can_read_values(words) else words, last - first, words.device)
+
+    def _with_hashes(self, state: State, hashes: list[int] | Tensor, number: int, device: torch.device) -> State:
+        """Return the state after so many observations with these hashes, two words of each."""
+        plain = type(self).merge is Digest.merge and (not state or _fits(state))
+        if plain and not isinstance(hashes, Tensor) and all(map(can_read_values, state.values())):
+            return _after(state, hashes)
+        state, power = to_device(state, device), _power(number)
+        if plain and isinstance(hashes, Tensor):
+            entries = absorbed(hashes, [state[key] for key in _KEYS] if state else [], _FACTOR, power)
+            if entries is not None:
+                return dict(zip(_KEYS, entries, strict=True))
+        return self.merge(state, _lifted(hashes, number, power))
 
     def _of_each(self, hashes: Tensor) -> State:
         """Return the states of observations with these hashes, int64 [n, 2], stacked along the first axis."""

@@ -78,6 +78,10 @@ class DigestSlots:
         """Write the hash of an observation, which must be like `like`, into a slot; False if it has no memory of its own."""
         return self.write_at(table.data_ptr() + self.size * slot, x)
 
+    def words(self, table: Tensor, first: int, last: int) -> Tensor:
+        """Return the hashes in the slots from `first` to `last`."""
+        return table[first:last].clone()
+
     def write_at(self, address: int, x: Tensor) -> bool:
         """Write the hash of an observation to an address; see `write`."""
         task = _Digesting.from_buffer_copy(self._task)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from functools import lru_cache
+from typing import Any, List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from reducers.kernels.hashing import signed
 from reducers.kernels.parts import Runs
 from reducers.kernels.triton import launching
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
+from reducers.kernels.triton.launching import Launch, is_aligned
+from reducers.kernels.triton.sweep import launch_of, on_device
 
-__all__ = ["absorbed", "digest_after", "hash_into", "hashed", "hashes_of"]
+__all__ = ["DigestTable", "absorbed", "digest_after", "digest_table", "hash_into", "hashed", "hashes_of"]
 
 _WORDS = 1 << 9  # of a block
 _TOGETHER = 4  # slots of a tile
@@ -44,16 +47,68 @@ def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int], kinds: Sequence[i
     if found is None or found[1].number * _slots(found[1]) >= 2**31:
         return None
     words, runs = found
-    tiles = -(-runs.number * _slots(runs) // _TOGETHER)
-    a_part = -(-tiles // min(tiles, _MOST_PARTS))
-    table = torch.empty((xs.shape[0], -(-tiles // a_part), 2), dtype=torch.int64, device=xs.device)
+    table = torch.empty((xs.shape[0], _parts(runs), 2), dtype=torch.int64, device=xs.device)
     constants, kinds = _constants(xs.dtype.itemsize * 8, nans), _signed(kinds)
     if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
         hash_into(words, table, constants, kinds, runs)
-        return table[:, 0] if table.shape[1] == 1 else hashes_of(table)
-    with torch.cuda.device(xs.device if xs.is_cuda else -1):
-        _hash(words, table, constants, kinds, runs, False)
-        return table[:, 0] if table.shape[1] == 1 else _finish(table, False)
+        return _sums(table)
+    with on_device(xs):
+        _launch(table.shape[0], table.shape[1], tuple(constants), tuple(kinds), runs)(
+            (xs.get_device(), is_aligned(words)), (words, table), 0
+        )
+        return _sums(table)
+
+
+class DigestTable:
+    """How hashes of whole contiguous observations of one shape and dtype wait in a table, int64 [slots, parts, 2]: see `Slots`.
+
+    An observation is one launch, which writes the sums of its parts. Another adds these up, for all slots at once.
+    """
+
+    def __init__(self, like: Tensor, nans: tuple[int, int, int], kinds: Sequence[int]) -> None:
+        size = like.dtype.itemsize
+        self.like, self._runs = like, Runs(1, -(-like.numel() * size // 8), 0)
+        self._parts, self._is_words = _parts(self._runs), like.numel() * size % 8 == 0
+        self._constants, self._kinds = _constants(size * 8, nans), _signed(kinds)
+        self.form, self.size = ("digest", self._parts), 16 * self._parts
+        self._launch = _launch(1, self._parts, tuple(self._constants), tuple(self._kinds), self._runs)
+
+    def new_table(self, slots: int, device: torch.device) -> Tensor:
+        """Return a table of so many slots. What adds up their parts is compiled then."""
+        table = torch.empty((slots, self._parts, 2), dtype=torch.int64, device=device)
+        self.words(table, 0, 1)
+        return table
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
+        """Write the sums of the parts of an observation, which must be like `like`, into a slot: one launch if it is words."""
+        if type(x) is not Tensor:
+            hash_into(self._copied(x), table[slot : slot + 1], self._constants, self._kinds, self._runs)
+            return True
+        is_words = self._is_words and x.data_ptr() % 8 == 0
+        words = x.view(-1).view(torch.int64) if is_words else self._copied(x)
+        with on_device(x):
+            self._launch((x.get_device(), is_aligned(words)), (words, table), slot)
+        return True
+
+    def _copied(self, x: Tensor) -> Tensor:
+        found = _words(x[None], Runs(1, x.numel(), 0))
+        assert found is not None  # of one run
+        return found[0]
+
+    def words(self, table: Tensor, first: int, last: int) -> Tensor:
+        """Return the hashes in the slots from `first` to `last`, int64 [slots, 2]: at most one launch."""
+        with on_device(table):
+            return _sums(table[first:last]).clone() if self._parts == 1 else _sums(table[first:last])
+
+
+def digest_table(like: Tensor, nans: tuple[int, int, int], kinds: Sequence[int]) -> DigestTable | None:
+    """Return how the hashes of whole observations like this one, which has no memory, wait; None if the kernel does not take them.
+
+    Args:
+        nans, kinds: see `hashed`.
+    """
+    words = -(-like.numel() * like.dtype.itemsize // 8)
+    return DigestTable(like, nans, kinds) if _slots(Runs(1, words, 0)) < 2**31 else None
 
 
 def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> list[Tensor]:
@@ -69,7 +124,7 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], pow
     if type(hashes) is not Tensor:
         found: list[Tensor] = digest_after(hashes, state, factor, power)
         return found
-    with torch.cuda.device(hashes.device if hashes.is_cuda else -1):
+    with on_device(hashes):
         return _absorb(hashes, state, factor, power, False)
 
 
@@ -82,7 +137,8 @@ def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int],
 @triton_op("reducers::hash_parts", mutates_args={"table"})
 def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> None:
     """Write the sums of parts of tensors, words of 64 bits, into a table, int64 [rows, parts, 2]. One launch."""
-    _hash(words, table, constants, kinds, runs, True)
+    grid, numbers, named = _arguments(table.shape[0], table.shape[1], constants, kinds, runs)
+    launching.launcher(hash_parts, True)[grid](words, table, *numbers, row=0, **named)
 
 
 @triton_op("reducers::finish_hashes", mutates_args={})
@@ -138,34 +194,49 @@ def _signed(numbers: Iterable[int]) -> list[int]:
     return [signed(number) for number in numbers]
 
 
-def _hash(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int], traced: bool) -> None:
-    (rows, parts, _), (number, length, start, stride), a_run = table.shape, runs, _slots(runs)
+def _parts(runs: Runs) -> int:
+    """Return in how many parts a tensor is hashed."""
+    tiles = -(-runs.number * _slots(runs) // _TOGETHER)
+    return -(-tiles // -(-tiles // min(tiles, _MOST_PARTS)))
+
+
+def _sums(table: Tensor) -> Tensor:
+    """Return the sums of tensors from those of their parts, int64 [rows, 2]: a launch, unless there is one part of each."""
+    if table.shape[1] == 1:
+        return table[:, 0]
+    if type(table) is not Tensor:
+        found: Tensor = hashes_of(table)
+        return found
+    return _finish(table, False)
+
+
+def _arguments(
+    rows: int, parts: int, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]
+) -> tuple[tuple[int, int, int], tuple[int, ...], dict[str, Any]]:
+    """Return the grid of the launch that hashes, and the numbers and the constants that its kernel is given."""
+    (number, length, start, stride), a_run = runs, _slots(runs)
     slots = number * a_run
     magnitude, above, signs, nan = (one % 2**64 for one in constants[:4])
     even = (start, *((stride,) if number > 1 else ()), *((length,) if rows * number > 1 else ()))
-    launching.launcher(hash_parts, traced)[(rows * parts, 1, 1)](
-        words,
-        table,
-        *kinds,
-        parts,
-        -(-slots // (_TOGETHER * parts)),
-        slots,
-        number,
-        length,
-        start,
-        stride,
-        a_run,
-        MAGNITUDE=magnitude,
-        ABOVE=above,
-        SIGNS=signs,
-        NAN=nan,
-        BITS=constants[4],
-        RUNS=number > 1,
-        PAIRS=all(one % 2 == 0 for one in even),
-        TOGETHER=_TOGETHER,
-        WORDS=_WORDS,
-        num_warps=_WARPS,
-    )
+    named = {
+        "MAGNITUDE": magnitude,
+        "ABOVE": above,
+        "SIGNS": signs,
+        "NAN": nan,
+        "BITS": constants[4],
+        "RUNS": number > 1,
+        "PAIRS": all(one % 2 == 0 for one in even),
+        "TOGETHER": _TOGETHER,
+        "WORDS": _WORDS,
+        "num_warps": _WARPS,
+    }
+    numbers = *kinds, parts, -(-slots // (_TOGETHER * parts)), slots, number, length, start, stride, a_run
+    return (rows * parts, 1, 1), numbers, named
+
+
+@lru_cache(maxsize=4096)
+def _launch(rows: int, parts: int, constants: tuple[int, ...], kinds: tuple[int, ...], runs: Runs) -> Launch:
+    return launch_of(hash_parts, *_arguments(rows, parts, constants, kinds, runs))
 
 
 def _finish(table: Tensor, traced: bool) -> Tensor:

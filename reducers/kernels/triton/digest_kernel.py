@@ -107,7 +107,9 @@ def _summed(wide, upper, place, SALT: tl.constexpr):
     return tl.sum((wide + (upper.to(tl.uint64) << 32)) * (mix(place.to(tl.uint64), SALT) | 1), 0).to(tl.int64, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["kind", "other_kind", "parts", "tiles", "slots", "runs", "length", "start", "stride", "a_run"])
+@triton.jit(
+    do_not_specialize=["kind", "other_kind", "parts", "tiles", "slots", "runs", "length", "start", "stride", "a_run", "row"]
+)
 def hash_parts(
     x,
     table,
@@ -130,6 +132,7 @@ def hash_parts(
     PAIRS: tl.constexpr,
     TOGETHER: tl.constexpr,
     WORDS: tl.constexpr,
+    row=0,
 ):
     """Write the two sums of a part of a tensor; `table` is int64 [rows, parts, 2]. Each program has one part of one row.
 
@@ -143,6 +146,7 @@ def hash_parts(
         MAGNITUDE, ABOVE, SIGNS, NAN, BITS: see `_without_nans`; `BITS` is 0 if there is no NaN.
         RUNS: whether there is more than one run.
         PAIRS: whether all words at an even place of a block are at an even place of `x`.
+        row: of the table, which is that of the first tensor.
     """
     place = tl.arange(0, WORDS)
     number = tl.arange(0, TOGETHER)
@@ -190,7 +194,7 @@ def hash_parts(
         wide, upper, other_wide, other_upper = _with_added(
             wide, upper, other_wide, other_upper, word, block, MAGNITUDE, ABOVE, SIGNS, NAN, BITS
         )
-    to = table + tl.program_id(0).to(tl.int64) * 2
+    to = table + (row.to(tl.int64) * parts + tl.program_id(0)) * 2
     tl.store(to, _summed(wide, upper, place, 1) + tl.where(begin == 0, kind, 0))
     tl.store(to + 1, _summed(other_wide, other_upper, place, 2) + tl.where(begin == 0, other_kind, 0))
 

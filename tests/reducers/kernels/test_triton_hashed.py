@@ -17,14 +17,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
 from triton.runtime.interpreter import InterpreterBuilder
 
-from reducers import Digest, Reducer, Sketch, TensorPart
+from recorders import ForwardMonitor
+from recorders.ring.ring import PartialStates
+from reducers import Digest, PerObservation, Reducer, Sketch, TensorPart
 from reducers.kernels import digests, sketches
 from reducers.kernels.hashing import words_of
 from reducers.kernels.parts import runs_of
@@ -32,6 +34,7 @@ from reducers.kernels.triton import digest, sketch
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.statistics import digest as statistic
 
+HASHED = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
 FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
@@ -64,7 +67,7 @@ def taken() -> Iterator[list[Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reducers.kernels.failing._failed", failed)
-        patch.setitem(digests.DIGESTS, "cpu", lambda: (counted(digest.hashed), digest.absorbed))
+        patch.setitem(digests.DIGESTS, "cpu", lambda: digests.Hashing(counted(digest.hashed), digest.absorbed, digest.digest_table))
         patch.setitem(sketches.SKETCHES, "cpu", lambda: counted(sketch.sketched))
         yield calls
     assert failed == []
@@ -136,6 +139,40 @@ def test_hashes_are_absorbed_in_order(rows: int) -> None:
         laws.same_bits(dict(zip(statistic._KEYS, entries, strict=True)), {key: joined[key] for key in statistic._KEYS})
 
 
+@pytest.mark.parametrize("dtype", HASHED, ids=str)
+@pytest.mark.parametrize("shape", [(1,), (5, 7), (8, 512), (3, 2731), (9, 1024)], ids=str)
+def test_hashes_of_slots_are_those_of_updates(shape: tuple[int, ...], dtype: torch.dtype, taken: list[Any]) -> None:
+    """Observations that begin at any byte, of any number of bytes, in all slots but the first and the last."""
+    slots = digests.digest_slots(torch.empty(shape, dtype=dtype))
+    assert isinstance(slots, digest.DigestTable)
+    xs = [drawn(math.prod(shape) + seed, dtype=dtype)[seed:].view(shape) * (seed + 1) for seed in range(4)]
+    table = slots.new_table(6, torch.device("cpu"))
+    for slot, x in enumerate(xs, 1):
+        assert slots.write(table, x, slot)
+    laws.same_bits({"words": slots.words(table, 1, 5)}, {"words": torch.cat([digests.digest_words(x[None]) for x in xs])})
+    before = Digest().update({}, drawn(9))
+    for state in ({}, before):
+        laws.same_bits(Digest().update_slots(state, slots, table, 1, 5), plainly(Digest(), *([drawn(9)] if state else []), *xs))
+    each = PerObservation(Digest())
+    laws.same_bits(each.compute(each.update_slots({}, slots, table, 1, 5)), each.compute(plainly(each, *xs)))
+
+
+@pytest.mark.parametrize("reducer", [Digest(), PerObservation(Digest())], ids=str)
+def test_big_observations_wait_in_a_ring(reducer: Reducer, taken: list[Any]) -> None:
+    """One launch an observation; what is looked at in between, and of another shape, is in order all the same."""
+    layer = nn.Identity()
+    monitor = ForwardMonitor(reducer, layer)
+    xs = [torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) for seed in range(5) for shape in ((8, 600), (5, 999))]
+    calls = len(taken)
+    for number, x in enumerate(xs):
+        layer(x)
+        if number == 6:
+            monitor.peek()
+    assert {type(ring.codec) for ring in monitor.buffer.stored.rings().values()} == {PartialStates}
+    laws.same_bits(monitor.state, plainly(reducer, *xs))
+    assert len(taken) - calls <= 3  # the first of each shape are updates
+
+
 def test_a_class_with_its_own_merge_is_asked(taken: list[Any]) -> None:
     class Own(Digest):
         def merge(self, a: Any, b: Any) -> Any:
@@ -169,9 +206,6 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], 
 
 def part_of(x: Tensor, start: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
     return x[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
-
-
-HASHED = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
 
 
 @settings(max_examples=20, deadline=None)
