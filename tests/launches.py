@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reducers.distributions import histogram
 
-__all__ = ["Counted", "counted", "recorded"]
+__all__ = ["Counted", "counted", "fake_recording", "recorded", "recorded_steps"]
 
 ALLOCATES = {"aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default", "aten.empty_like.default"}
 FREE = {"aten.detach.default", "aten.lift_fresh.default", "aten.alias.default", "aten.is_pinned.default", "prim.device.default"}
@@ -158,14 +158,42 @@ def counted(
 
 
 def recorded(reducer: Any, calls: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Counted]:
-    """Return what each of several calls of a layer costs, with a `ForwardMonitor` on it; its outputs have these shapes.
-
-    A monitor leaves fake tensors out, and works outside of modes, such as the one that counts. Here it does neither.
-    """
+    """Return what each of several calls of a layer costs, with a `ForwardMonitor` on it; its outputs have these shapes."""
     from recorders import ForwardMonitor
 
     layer = torch.nn.Identity()
     monitor = ForwardMonitor(reducer, layer)
+    found = []
+    with fake_recording():
+        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        for _ in range(calls):
+            with _Counter(max(x.numel() for x in xs)) as counter:
+                layer(xs[0] if len(xs) == 1 else xs)
+            found.append(counter.counted)
+    assert (monitor.samples, monitor.last_error) == (calls, None)
+    return found
+
+
+def recorded_steps(reducer: Any, layers: int, shape: tuple[int, ...], dtypes: Sequence[torch.dtype]) -> list[Counted]:
+    """Return what each step costs, in which so many layers are called once; each has a `ForwardMonitor`."""
+    from recorders import ForwardMonitor
+
+    net = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(layers)])
+    monitors = [ForwardMonitor(reducer, layer) for layer in net]
+    found = []
+    with fake_recording():
+        xs = {dtype: torch.empty(shape, dtype=dtype, device="cuda") for dtype in dtypes}
+        for dtype in dtypes:
+            with _Counter(xs[dtype].numel()) as counter:
+                net(xs[dtype])
+            found.append(counter.counted)
+    assert {(monitor.samples, monitor.last_error) for monitor in monitors} == {(len(dtypes), None)}
+    return found
+
+
+@contextlib.contextmanager
+def fake_recording() -> Iterator[None]:
+    """Makes monitors record fake tensors, which they leave out, inside modes, such as the one that counts."""
     changes: dict[str, Any] = {
         "recorders.monitors.record.Tensor": FakeTensor,
         "recorders.monitors.record.why_no_numbers": lambda tensors: "",
@@ -175,19 +203,12 @@ def recorded(reducer: Any, calls: int, *shapes: tuple[int, ...], dtype: torch.dt
         "recorders.capture.operands.Tensor": FakeTensor,
         "recorders.monitors.buffer.Tensor": FakeTensor,
     }
-    found = []
     with contextlib.ExitStack() as stack:
         for name, value in changes.items():
             stack.enter_context(patch(name, value))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_WithoutGuards())
-        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
-        for _ in range(calls):
-            with _Counter(max(x.numel() for x in xs)) as counter:
-                layer(xs[0] if len(xs) == 1 else xs)
-            found.append(counter.counted)
-    assert (monitor.samples, monitor.last_error) == (calls, None)
-    return found
+        yield
 
 
 def _called(call: Callable[..., Any], *args: Any) -> Any:

@@ -124,7 +124,7 @@ class Buffer:
             others = {key: one for key, one in others.items() if before.number_in(key)}
         for key, codec in codecs if len(others) < MOST_RINGS else ():
             ring = Ring(key, codec, len(others) + 1)
-            if ring.capacity > 1:  # all share the memory of the monitor from now on; none holds anything
+            if ring.rows > 1:  # all share the memory of the monitor from now on; none holds anything
                 renewed = {other: one.renewed(len(others) + 1) for other, one in others.items()}
                 rings = {other: one for other, one in renewed.items() if one is not None}
                 return stored.waiting_in({key: one for key, one in kept.items() if not isinstance(one, Ring)} | rings | {key: ring})

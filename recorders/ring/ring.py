@@ -9,6 +9,7 @@ that it adds. Compiled graphs have another one, see `recorders/graphs/ring.py`.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from recorders._torch import NoInference
-from reducers import Reducer, State
+from reducers import PerObservation, Reducer, State
 from reducers.core.statistic import Statistic, slot_columns
 from reducers.execution.rows import reducers_in
 from reducers.kernels.waiting import SLOTS, Slots, new_table, written
@@ -79,6 +80,9 @@ class Pending:
         return self
 
 
+_GOLDEN = 5**0.5 / 2 - 0.5  # its multiples, without their whole parts, are spread evenly, and so are those of every second ring
+
+
 class Room:
     """The memory that rings of one kind may take.
 
@@ -91,11 +95,19 @@ class Room:
     def __init__(self, enough: int, together: int, most: int) -> None:
         self.enough, self.together, self.most = enough, together, most
         self.rings: WeakSet[Ring] = WeakSet()
+        self._turns = itertools.count()  # whose next number no two threads get
 
     def capacity(self, size: int, rings: int = 1) -> int:
         """Returns how many rows of so many bytes a ring may have, as one of several of a monitor."""
         own, shared = self.enough // max(1, rings), self.together // max(1, len(self.rings))
         return min(self.most, min(own, shared) // max(1, size))
+
+    def first(self, rows: int) -> int:
+        """Returns at how many rows a ring with memory for `rows` is full for the first time, which differs from ring to ring.
+
+        Otherwise the rings of all layers, which begin in the same step, would be joined in the same step ever after.
+        """
+        return rows - int(next(self._turns) * _GOLDEN % 1 * rows)
 
 
 class Ring(Pending):
@@ -103,11 +115,12 @@ class Ring(Pending):
 
     Attributes:
         codec: what is written, and how it is joined.
+        rows: for how many it has memory.
         capacity: the number of rows at which they are joined.
         sealed: whether no further observation waits here.
     """
 
-    __slots__ = ("__weakref__", "_memory", "capacity", "codec", "count", "key", "paths", "sealed")
+    __slots__ = ("__weakref__", "_memory", "capacity", "codec", "count", "key", "paths", "rows", "sealed")
     count: int
 
     def __init__(self, key: Hashable, codec: Copies | PartialStates, rings: int = 1) -> None:
@@ -115,7 +128,8 @@ class Ring(Pending):
         self.count, self.sealed = 0, False
         self._memory: Any = None
         codec.room.rings.add(self)
-        self.capacity = codec.room.capacity(codec.size, rings)
+        self.rows = codec.room.capacity(codec.size, rings)
+        self.capacity = codec.room.first(self.rows) if codec.spread else self.rows
 
     def add(self, tensors: Sequence[Tensor]) -> bool | None:
         """Writes an observation, and counts it by one assignment; returns whether the ring is full then, or None if not written."""
@@ -123,7 +137,7 @@ class Ring(Pending):
         if count >= self.capacity:
             return None
         if self._memory is None:
-            self._memory = self.codec.new_memory(self.capacity)
+            self._memory = self.codec.new_memory(self.rows)
             if self._memory is None:
                 self.capacity = 0
                 return None
@@ -147,14 +161,17 @@ class Ring(Pending):
 
     def renewed(self, rings: int) -> Ring | None:
         """Returns an empty ring of this class, with the memory of this one if that is as big; None if there is room for one row."""
-        capacity = self.codec.room.capacity(self.codec.size, rings)
-        if capacity < 2:
+        room = self.codec.room
+        rows = room.capacity(self.codec.size, rings)
+        if rows < 2:
             return None
         other = copy.copy(self)
-        other.count, other.capacity = 0, capacity
-        if capacity != self.capacity:
+        # One that is not full is renewed because of another, which other monitors may get in the same step.
+        begins = self.codec.spread and self.count < self.capacity
+        other.count, other.rows, other.capacity = 0, rows, room.first(rows) if begins else rows
+        if rows != self.rows:
             other._memory = None
-        self.codec.room.rings.add(other)
+        room.rings.add(other)
         return other
 
 
@@ -171,6 +188,7 @@ class Copies:
     """Writes copies of observations with equal shapes, dtypes and devices."""
 
     room = COPIES
+    spread = False  # they are reduced together, so bits depend on how many there are
     largest = 1 << 14  # the most bytes of an observation that is copied
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> None:
@@ -295,6 +313,8 @@ class PartialStates:
         kinds = _indexed(parts)
         self.paths, self.size = tuple(own[0].path for own in parts), sum(kind.size for _, kind in kinds)
         self.room = PARTIAL_ON.get(tensors[0].device.type, PARTIAL)
+        # On a GPU, where a join is a launch. What is reduced of the results of several observations has other bits then.
+        self.spread = self.room is PARTIAL and not any(isinstance(part.reducer, PerObservation) for own in parts for part in own)
         self._reducer, self._parts = reducer, parts
         self._kinds = [(kind, tensors[index].device) for index, kind in kinds]
         self._forms = [kind.form for _, kind in kinds]

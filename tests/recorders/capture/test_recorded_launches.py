@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 
 import pytest
 import torch
-from launches import Counted, recorded
+from launches import Counted, recorded, recorded_steps
 
 from recorders.ring import ring as codecs
-from reducers import Activity, Extremes, Mean, Moments, Norm, Reducer, Sparsity, Summary
+from reducers import Activity, Extremes, Mean, Moments, Norm, PerObservation, Reducer, Sparsity, Summary
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests)", allow_module_level=True)
@@ -22,6 +23,12 @@ LAYOUTS = {
     "channels": ("b c h w -> c", (32, 64, 28, 28)),
 }
 SWEEP, JOIN = "reducers.sweep.default", "reducers.join.default"
+
+
+@pytest.fixture(autouse=True)
+def first_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings are as if no others had been before."""
+    monkeypatch.setattr(codecs.PARTIAL, "_turns", itertools.count())
 
 
 def slots_of(costs: list[Counted]) -> int:
@@ -75,3 +82,34 @@ def test_small_observations_are_copied_and_reduced_in_two_launches() -> None:
         full = call % COPIES == 0
         assert cost.names == ["aten.copy_.default"] + full * [SWEEP, JOIN]
         assert full or (cost.allocations, cost.temporaries, cost.waits) == (0, 0, 0)
+
+
+def joins_of(costs: list[Counted]) -> list[int]:
+    return [cost.names.count(JOIN) for cost in costs]
+
+
+@pytest.mark.parametrize("room", [64 * 1024 * 1024, 5 * 8 * 8 * 1024], ids=["as many slots as there may be", "room for 5"])
+def test_layers_that_begin_together_are_not_joined_in_the_same_step(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs.PARTIAL, "most", 8)  # the test takes less time than with 32
+    monkeypatch.setattr(codecs.PARTIAL, "enough", room)
+    layers, slots = 64, 8 if room > 1 << 20 else 5
+    joins = joins_of(recorded_steps(Summary("b c -> c"), layers, (16, 1024), [torch.float32] * (2 + 2 * slots)))
+    assert joins[0] == layers  # the first observation is reduced at once
+    assert joins[1] <= layers + layers / slots + 2  # tables are made
+    assert max(joins[2:]) <= layers / slots + 2
+
+
+def test_layers_whose_tables_begin_anew_together_are_spread_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another dtype has a ring of its own, with which that from before shares the memory: both are empty then."""
+    monkeypatch.setattr(codecs.PARTIAL, "most", 8)
+    before = 4
+    dtypes = [torch.float32] * before + [torch.float64] + [torch.float32] * 16
+    joins = joins_of(recorded_steps(Moments("b c -> c"), 32, (1024, 32), dtypes))
+    assert max(joins[2:before] + joins[before + 2 :]) <= 32 / 8 + 3
+
+
+def test_rings_whose_bits_depend_on_when_they_are_joined_are_not_spread() -> None:
+    over_observations = joins_of(recorded_steps(PerObservation(Norm()), 4, (64, 1024), [torch.float32] * (1 + MOST)))
+    assert not any(over_observations[2:MOST])
+    small = joins_of(recorded_steps(Summary(), 4, (8, 32), [torch.float32] * (1 + COPIES)))
+    assert not any(small[1:COPIES])

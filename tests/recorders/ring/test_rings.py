@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from recorders import ForwardMonitor, Monitor, OperandError, Recorder
 from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.distributed.placement import Placement
+from recorders.ring import ring as codecs
 from recorders.ring.ring import COPIES, LOOKS, Copies, PartialStates, Ring
 from reducers import EMA, Collect, FirstNonfinite, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.cpp import library
@@ -143,6 +144,22 @@ def test_tokens_of_many_shapes_after_a_long_prompt_wait_in_the_ring_of_the_promp
     assert [type(ring.codec) for ring in rings(monitor)].count(PartialStates) == 1
     assert our_calls_of(lambda: [layer(x) for x in xs]) <= 22 * len(xs)
     laws.close(monitor.state, updated(Summary(), xs * 3), rtol=1e-12)
+
+
+@needs_loop
+@pytest.mark.parametrize("reducer", [Summary("b c -> c"), Product(all=Moments(order=4), first=FirstNonfinite())], ids=str)
+def test_rings_that_are_full_at_different_times_have_the_same_bits(reducer: Reducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, on which the first ring of each leaf has another capacity."""
+    layer = nn.Sequential(*[nn.Identity() for _ in range(5)])
+    monitors = [ForwardMonitor(reducer, each) for each in layer]
+    monkeypatch.setattr(codecs, "PARTIAL", codecs.PARTIAL_ON["cpu"])
+    capacities = set()
+    for seed in range(70):
+        layer(drawn(seed, 90 + seed % 3, 64))
+        capacities |= {ring.capacity for monitor in monitors for ring in rings(monitor)}
+    assert len(capacities) > 4
+    for monitor in monitors[1:]:
+        laws.same_bits(monitor.state, monitors[0].state)
 
 
 @pytest.mark.parametrize("mode", [autocast, torch.inference_mode], ids=["autocast", "inference_mode"])
