@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from reducers.kernels.digests import NANS
 from reducers.kernels.parts import Runs
-from reducers.kernels.triton import accumulate, best, bins, digest, launching, many, sketch, sweep, weigh
+from reducers.kernels.triton import accumulate, best, bins, digest, join, launching, many, sketch, sweep, weigh
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
@@ -119,7 +119,8 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
         launching.launcher = before
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
-        yield kernel.fn.__name__, kernel, {**ordered, **arguments}
+        name = "join_ready" if ordered.get("READY") else kernel.fn.__name__
+        yield name, kernel, {**ordered, **arguments}
 
 
 def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], reducer: str, recorded: list[Any]) -> None:
@@ -132,6 +133,9 @@ def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], red
     recorded.pop()
     sweep._join(partials, shape, columns, dtype, state, due, False)
     if mask is None:
+        slots = torch.empty((32, *partials.shape), dtype=torch.int64, device="meta")
+        each = join._join_each(slots, columns, dtype, 0, 32, False)
+        join._join(each, shape, columns, dtype, state, None, False, 0, 32, ready=True)
         accumulate._join_in_place(torch.empty(16, dtype=torch.int64, device="meta"), partials, columns, dtype, 0)
 
 
@@ -258,11 +262,11 @@ def _of_an_element(binary: Any, constants: Mapping[str, Any], dtype: torch.dtype
     loads = re.compile(r"\bLDG\.E(?:\.\w+)*?(?:\.(128|64))?\b(?!\.)")
 
     def most_loads(loop: list[str]) -> tuple[int, int]:
-        return sum("LDG" in line for line in loop), len(loop) if "UNROLL" in constants else -len(loop)
+        return sum("LDG" in line for line in loop), len(loop)
 
     # What reads a whole tile is the loop with the most loads; its branches all count as taken. Kernels that hash have a second one
     # for tiles that are not whole, which is longer.
-    quick = max(found, key=most_loads)
+    quick = max(found, key=most_loads) if "UNROLL" in constants else min((loop for loop in found if most_loads(loop)[0]), key=len)
     widths = [int(load[1] or 32) // 8 for line in quick if (load := loads.search(line))]
     return {
         "instructions an element": len(quick) / _elements_of_a_thread(constants, dtype),
@@ -277,7 +281,7 @@ def _elements_of_a_thread(constants: Mapping[str, Any], dtype: torch.dtype) -> i
         return int(constants["UNROLL"] * constants["VECTOR"])
     if "WORDS" in constants:
         return int(constants["TOGETHER"] * constants["WORDS"] * 8 // dtype.itemsize // (32 * constants["num_warps"]))
-    return int(constants["TOGETHER"] * constants["BUCKETS"] // (32 * constants["num_warps"]))
+    return int(8 * constants["WIDTH"] // (32 * constants["num_warps"]))
 
 
 def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable[str], targets: Iterable[str]) -> Iterator[Row]:

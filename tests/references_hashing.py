@@ -50,6 +50,14 @@ def digest(xs: Observations) -> dict[str, Any]:
     return {"digest": mixed(mixed(found[0], 7) + found[1], 8) >> 1, "observations": len(xs)}
 
 
+def within_eight(block: int) -> int:
+    """The product of the place of a block in its octet with one hash of this, less another, in the field of eight elements."""
+    logarithm, power = [0, 0, 1, 3, 2, 6, 4, 5], [1, 2, 4, 3, 6, 7, 5]
+    hashed = mixed(block // 8, 9)
+    factor, place = 1 + (hashed >> 32) * 7 // 2**32, block % 8
+    return (power[(logarithm[factor] + logarithm[place]) % 7] if place else 0) ^ hashed % 8
+
+
 def sketch(k: int) -> Callable[[Observations], dict[str, Any]]:
     def reference(xs: Observations) -> dict[str, Any]:
         sums = np.zeros(k)
@@ -57,7 +65,7 @@ def sketch(k: int) -> Callable[[Observations], dict[str, Any]]:
         for x in flat:
             for index, value in enumerate(np.where(np.isfinite(x), x, 0)):
                 turn = mixed(index // k, 8)
-                bucket = (index - (turn >> 32) * (k // 64) // 2**32 * 64) % k ^ turn % 64
+                bucket = (index - (turn >> 32) * (k // 64) // 2**32 * 64) % k ^ turn % 64 // 8 * 8 ^ within_eight(index // k)
                 negative = mixed(index // k * (k // 64) + bucket // 64, 7) >> bucket % 64 & 1
                 sums[bucket] += -value if negative else value
         whole = np.concatenate(flat)

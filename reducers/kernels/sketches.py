@@ -1,10 +1,12 @@
 """Sums of the elements of a tensor in few buckets, with random signs, from which the length of the tensor can be estimated.
 
-The elements, in order, are blocks of as many elements as there are buckets, k, and groups of 64. The element at place
-(q xor x_b) + 64 r_b, modulo k, of block b is added to bucket q, with a sign. The numbers x_b, below 64, and r_b, below k / 64, are
-hashes of b, and the sign is one of b and q, so nothing is stored, and all is the same everywhere. Elements of one block never meet,
-and elements of two blocks meet with the probability 1 / k. Only the index in the whole tensor counts, so the sums of parts of a
-tensor add up to those of the whole.
+The elements, in order, are blocks of as many elements as there are buckets, k, in groups of 64. Eight blocks are an octet. The
+element at place (q xor x_b) + 64 r_b, modulo k, of block b is added to bucket q, with a sign. The numbers x_b, below 64, and r_b,
+below k / 64, are hashes of b, and the sign is one of b and q, so nothing is stored, and all is the same everywhere. Elements of
+one block never meet. Elements of two blocks meet with the probability 1 / k, or in one octet at most 8/7 / k: there the lower
+three bits of x_b are a t + s, of block t and two hashes of the octet, a and s, as polynomials over bits modulo x^3 + x + 1. So
+they are another number in each block of an octet, and a kernel that reads the blocks in the order of these numbers moves no
+element within eight. Only the index in the whole tensor counts, so the sums of parts of a tensor add up to those of the whole.
 """
 
 from __future__ import annotations
@@ -160,7 +162,19 @@ def _summed(flat: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
     negative = (mix(group, 7)[..., None] >> torch.arange(_GROUP, device=device)) & 1
     turn = mix(block.reshape(-1, 1), 8)
     by = (shift_right(turn, 32) * (buckets // _GROUP) >> 32) * _GROUP
-    places = ((torch.arange(buckets, device=device) ^ turn & (_GROUP - 1)) + by) % buckets
+    within = turn & (_GROUP - 8) | _within_eight(block.reshape(-1, 1))
+    places = ((torch.arange(buckets, device=device) ^ within) + by) % buckets
     places = places + torch.arange(number * blocks, device=device)[:, None] * buckets
     value = value.reshape(rows, number * blocks * buckets)[:, places]
     return torch.where(negative.reshape(-1, buckets) == 1, -value, value).sum(dim=1), facts
+
+
+def _within_eight(block: Tensor) -> Tensor:
+    """Return the lower three bits of the number by which places in blocks are turned."""
+    chosen = mix(shift_right(block, 3), 9)
+    factor = 1 + (shift_right(chosen, 32) * 7 >> 32)
+    found = chosen & 7
+    for bit in range(3):
+        found = found ^ torch.where(block >> bit & 1 == 1, factor, 0)
+        factor = factor << 1 & 7 ^ (factor >> 2) * 3
+    return found

@@ -23,6 +23,7 @@ from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Sketch", "sketch_distance"]
 
+_VARIANCE = 16 / 7  # of the square of a length, times k, for a length of 1: two elements meet with a probability of at most 8/7 / k
 _ONE_SIDED = 2.326  # standard errors that a normal number exceeds in 1 of 100 cases
 
 
@@ -30,11 +31,11 @@ _ONE_SIDED = 2.326  # standard errors that a normal number exceeds in 1 of 100 c
 class Sketch(Reducer):
     """k random projections of a tensor, from which `sketch_distance` estimates how far two tensors are apart, without either.
 
-    Each finite element is added to one of k sums, with a random sign; both are hashes of its index in the observation, so they are
-    the same in every run and on every device. If x and y differ by d, so do their sketches by that of d, whose squared length is
-    `|d|^2` on average, with a relative standard error of at most sqrt(2 / k): 9 % for k = 256, and half of that for the distance.
-    Sums are rounded in float64, in an order that depends on the kernel: of tensors that are equal, sketches made in different
-    ways may differ by about 1e-16 of the norm. `Digest` tells whether they are equal.
+    Each finite element is added to one of k sums, with a random sign; both are hashes of its index in the observation, so they
+    are the same in every run and on every device. If x and y differ by d, so do their sketches by that of d, whose squared length
+    is `|d|^2` on average, with a relative standard error of at most sqrt(16/7 / k): 9 % for k = 256, and half of that for the
+    distance. Sums are rounded in float64, in an order that depends on the kernel: of tensors that are equal, sketches made in
+    different ways may differ by about 1e-16 of the norm. `Digest` tells whether they are equal.
 
     The index begins anew with each observation, so the sketch of several observations is that of their sum, element by
     element. Then the distance is that of the sums: what differs in the same way in each of N observations counts N times, and what
@@ -179,7 +180,7 @@ def sketch_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[st
         )
     distance = torch.linalg.vector_norm(first - second, dim=-1)
     longer = torch.maximum(*(torch.linalg.vector_norm(one, dim=-1) for one in (first, second)))
-    lowest = 1 - _ONE_SIDED * math.sqrt(2 / first.shape[-1])  # of the square, as a share of what it is an estimate of
+    lowest = 1 - _ONE_SIDED * math.sqrt(_VARIANCE / first.shape[-1])  # of the square, as a share of what it is an estimate of
     return {
         "distance": distance,
         "relative": torch.where(longer > 0, distance / longer, 0.0),

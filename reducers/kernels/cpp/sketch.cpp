@@ -36,6 +36,17 @@ template <class W> static inline W mix(W x, uint64_t salt) {  // as `mix` of `re
   return x ^ (x >> 31);
 }
 
+// The lower three bits of the number by which places in blocks are turned.
+static inline Words within_eight(const Words& block) {
+  const Words chosen = mix(block >> 3, 9);
+  Words factor = ((chosen >> 32) * 7 >> 32) + 1, found = chosen & 7;
+  for (int bit = 0; bit < 3; ++bit) {
+    found ^= (Words{} - (block >> bit & 1)) & factor;
+    factor = (factor << 1 & 7) ^ (factor >> 2) * 3;
+  }
+  return found;
+}
+
 struct Float64 { typedef double Type; };
 
 typedef int64_t Longs __attribute__((vector_size(8 * HALF)));
@@ -280,8 +291,8 @@ template <class T, bool LOOK> class Adding {
       std::memcpy(signs_ + group, &found, sizeof(found));
     }
     for (int64_t block = 0; block < number; block += HALF) {
-      const Words hash = mix(Words{} + uint64_t(first + block) + lane, 8);
-      const Words found = ((hash >> 32) * uint64_t(groups_) >> 32) * GROUP + hash % GROUP;
+      const Words place = Words{} + uint64_t(first + block) + lane, hash = mix(place, 8);
+      const Words found = ((hash >> 32) * uint64_t(groups_) >> 32) * GROUP + (hash & (GROUP - 8)) + within_eight(place);
       std::memcpy(turns_ + block, &found, sizeof(found));
     }
   }

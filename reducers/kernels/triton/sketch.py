@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Sequence, Tuple  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from functools import lru_cache
+from typing import Any, NamedTuple, Sequence, Tuple  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
 from torch.library import triton_op
 
 from reducers.kernels.parts import Runs
-from reducers.kernels.triton import launching
-from reducers.kernels.triton.arguments import DTYPES, bytes_of
-from reducers.kernels.triton.sketch_kernel import join_parts, make_signs, sketch_parts
+from reducers.kernels.triton.arguments import DTYPES, Arguments, bytes_of
+from reducers.kernels.triton.launching import Launch, is_aligned, launcher
+from reducers.kernels.triton.sketch_kernel import FACTS, OCTET, join_parts, make_signs, sketch_parts
+from reducers.kernels.triton.sweep import launch_of, on_device
 
-__all__ = ["MAX_BUCKETS", "join_sketches", "sketch_into", "sketched"]
+__all__ = ["MAX_BUCKETS", "SketchTable", "join_sketches", "sketch_into", "sketch_table", "sketched"]
 
 MAX_BUCKETS = 4096
-"""For more, the sums of a program would take too many registers."""
+"""For more, the octets of a usual tensor are few."""
 
-_FACTS = 5
+_FACTS, _OCTET = int(FACTS.value), int(OCTET.value)
 _GROUP = 64  # elements whose signs are one word
-_EACH = 16  # elements of a tile that a thread reads; half as many of float64
-_MOST_WARPS = 16
+_WIDTH = 512  # buckets of a program, at most
 _ALL_WARPS = 1 << 12  # of the programs of a tensor, at most
 _JOINED, _COLUMNS = 512, 4  # parts, and columns of the table, that a program joins at once
 _SIGNS = 512  # groups whose signs a program makes
@@ -40,111 +41,158 @@ def sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor] | No
     Returns:
         None if the dtype is not supported, or the number of buckets is no power of two, or above `MAX_BUCKETS`.
     """
-    if xs.dtype not in DTYPES or buckets > MAX_BUCKETS or buckets & (buckets - 1):
+    if not _takes(xs.dtype, buckets):
         return None
     xs = xs.contiguous()
-    tiles = -(-runs.number * _slots(runs, buckets) // _together(xs.dtype, buckets))
-    a_part = -(-tiles // min(tiles, _most_parts(buckets)))
-    table = torch.empty((xs.shape[0], -(-tiles // a_part), buckets + _FACTS), dtype=torch.float64, device=xs.device)
+    plan = _plan(xs.shape[0], xs.dtype, buckets, runs)
     if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
+        table = torch.empty(plan.table, dtype=torch.float64, device=xs.device)
         sketch_into(xs, table, runs)
         found: tuple[Tensor, Tensor] = join_sketches(table)
         return found
-    with torch.cuda.device(xs.device if xs.is_cuda else -1):
-        _sketch(xs, table, runs, False)
-        return _join(table, False)
+    sums, facts = _results(plan.table, xs.device)
+    plan.run(xs, sums, facts)
+    return sums, facts
+
+
+class SketchTable:
+    """Writes sums and facts of whole contiguous observations of one shape and dtype, float64 [buckets] and [5]. Three launches."""
+
+    def __init__(self, like: Tensor, buckets: int) -> None:
+        self._plan = _plan(1, like.dtype, buckets, Runs(1, like.numel()))
+
+    def write(self, x: Tensor, sums: Tensor, facts: Tensor) -> None:
+        """Write those of an observation."""
+        if type(x) is Tensor:
+            self._plan.run(x, sums, facts)
+            return
+        table = torch.empty(self._plan.table, dtype=torch.float64, device=x.device)
+        sketch_into(x[None], table, self._plan.runs)
+        for to, found in zip((sums, facts), join_sketches(table), strict=True):
+            to.copy_(found[0])
+
+
+def sketch_table(like: Tensor, buckets: int) -> SketchTable | None:
+    """Return what writes sketches of observations like this one; None if the kernel does not take them."""
+    return SketchTable(like, buckets) if _takes(like.dtype, buckets) else None
+
+
+def _takes(dtype: torch.dtype, buckets: int) -> bool:
+    return dtype in DTYPES and buckets <= MAX_BUCKETS and not buckets & (buckets - 1)
 
 
 @triton_op("reducers::sketch_parts", mutates_args={"table"})
 def sketch_into(xs: Tensor, table: Tensor, runs: Sequence[int]) -> None:
-    """Write the sums and facts of parts of tensors into a table, float64 [rows, parts, buckets + 5]. Two launches."""
-    _sketch(xs, table, runs, True)
+    """Write the sums and facts of parts of tensors into a table, see the kernel `sketch_parts`. Two launches."""
+    plan = _plan(xs.shape[0], xs.dtype, _buckets(table.shape), Runs(*runs))
+    signs, *turns = plan.new_signs(xs.device)
+    _launch_traced(make_signs, plan.making, (signs, *turns))
+    _launch_traced(sketch_parts, plan.adding, (bytes_of(xs), signs.view(torch.int32), *turns, table))
 
 
 @triton_op("reducers::join_sketches", mutates_args={})
 def join_sketches(table: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
     """Return the sums and facts of tensors from those of their parts. One launch."""
-    return _join(table, True)
+    sums, facts = _results(table.shape, table.device)
+    _launch_traced(join_parts, _joining(table.shape), (table, sums, facts))
+    return sums, facts
 
 
-def _warps(buckets: int) -> int:
-    """Return how many warps a program has: no thread of 64 in a warp is without a bucket, so sums of blocks stay in one thread."""
-    return min(max(_WARPS, buckets // 128), buckets // 64, _MOST_WARPS)
+class _Plan(NamedTuple):
+    """How tensors of one form are sketched.
+
+    Attributes:
+        runs: of each tensor.
+        table: the shape of the table, see `sketch_parts`.
+        octets: of a tensor.
+        making, adding, joining: the arguments of the three launches.
+        launches: the launches themselves.
+    """
+
+    runs: Runs
+    table: tuple[int, int, int, int]
+    octets: int
+    making: Arguments
+    adding: Arguments
+    joining: Arguments
+    launches: tuple[Launch, Launch, Launch]
+
+    def new_signs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return memory for what `make_signs` writes."""
+        words = _OCTET * _buckets(self.table) // _GROUP
+        signs = torch.empty((self.octets, words), dtype=torch.int64, device=device)
+        turns = torch.empty((self.octets, _OCTET), dtype=torch.int32, device=device)
+        return signs, turns, torch.empty((self.octets, 2), dtype=torch.int64, device=device) if self.runs.number > 1 else None
+
+    def run(self, xs: Tensor, sums: Tensor, facts: Tensor) -> None:
+        """Write the sums and facts of contiguous tensors."""
+        with on_device(xs):
+            device, (signs, *turns) = xs.get_device(), self.new_signs(xs.device)
+            table = torch.empty(self.table, dtype=torch.float64, device=xs.device)
+            make, add, join = self.launches
+            make(device, (signs, *turns))
+            add((device, is_aligned(xs)), (bytes_of(xs), signs.view(torch.int32), *turns, table))
+            join((device, is_aligned(sums), is_aligned(facts)), (table, sums, facts))
+
+
+@lru_cache(maxsize=4096)
+def _plan(rows: int, dtype: torch.dtype, buckets: int, runs: Runs) -> _Plan:
+    (number, length, start, stride), a_run = runs, _octets(runs, buckets)
+    octets, width = number * a_run, min(buckets, _WIDTH)
+    a_part = -(-octets // min(octets, _most_parts(buckets)))
+    parts, columns, words = -(-octets // a_part), buckets // width, octets * _OCTET * buckets // _GROUP
+    begins = (start, *((stride,) if number > 1 else ()), *((length,) if rows * number > 1 else ()))
+    table = rows, columns, parts, width + _FACTS
+    constants = {
+        "DOUBLE": not dtype.is_floating_point or dtype is torch.float64,
+        "INTEGER": not dtype.is_floating_point,
+        "RUNS": number > 1,
+        "STRAIGHT": all(begin % 8 == 0 for begin in begins),
+        "BUCKETS": buckets,
+        "WIDTH": width,
+        "num_warps": width // _GROUP,
+    }
+    making = (
+        (-(-words // _SIGNS), 1, 1),
+        (octets, length, start, stride, a_run),
+        {"BUCKETS": buckets, "RUNS": number > 1, "BLOCK": _SIGNS, "num_warps": _WARPS},
+    )
+    adding = (rows * parts, columns, 1), (parts, a_part, octets, number, length, start, stride, a_run), constants
+    joining = _joining(table)
+    launches = launch_of(make_signs, *making), launch_of(sketch_parts, *adding), launch_of(join_parts, *joining)
+    return _Plan(runs, table, octets, making, adding, joining, launches)
+
+
+def _joining(table: Sequence[int]) -> Arguments:
+    rows, _, parts, width = table
+    buckets = _buckets(table)
+    constants = {"PARTS": _JOINED, "COLUMNS": _COLUMNS, "num_warps": _WARPS}
+    return (rows, -(-(buckets + _FACTS) // _COLUMNS), 1), (parts, buckets, width - _FACTS), constants
+
+
+def _launch_traced(kernel: Any, arguments: Arguments, tensors: Sequence[Tensor | None]) -> None:
+    grid, numbers, constants = arguments
+    launcher(kernel, True)[grid](*tensors, *numbers, **constants)
+
+
+def _results(table: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    sums, facts = (torch.empty((table[0], columns), dtype=torch.float64, device=device) for columns in (_buckets(table), _FACTS))
+    return sums, facts
+
+
+def _buckets(table: Sequence[int]) -> int:
+    """Return the number of buckets of a table of this shape."""
+    return table[1] * (table[3] - _FACTS)
 
 
 def _most_parts(buckets: int) -> int:
-    return _ALL_WARPS // _warps(buckets)
+    return _ALL_WARPS // (buckets // _GROUP)
 
 
-def _together(dtype: torch.dtype, buckets: int) -> int:
-    """Return how many slots a tile has."""
-    each = _EACH // 2 if _is_double(dtype) or _warps(buckets) == _MOST_WARPS else _EACH
-    return max(1, each * 32 * _warps(buckets) // buckets)
-
-
-def _is_double(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point or dtype is torch.float64
-
-
-def _slots(runs: Sequence[int], buckets: int) -> int:
-    """Return of how many blocks a run has elements at most."""
-    number, length, start, stride = runs
+def _octets(runs: Sequence[int], buckets: int) -> int:
+    """Return of how many octets a run has elements at most."""
+    (number, length, start, stride), size = runs, _OCTET * buckets
     if number == 1:
-        return (start % buckets + length - 1) // buckets + 1
-    apart = math.gcd(buckets, start, stride)  # each run begins at a multiple of it
-    return (buckets - apart + length - 1) // buckets + 1
-
-
-def _sketch(xs: Tensor, table: Tensor, runs: Sequence[int], traced: bool) -> None:
-    (rows, parts, width), (number, length, start, stride) = table.shape, runs
-    buckets = width - _FACTS
-    a_run, groups, together = _slots(runs, buckets), buckets // _GROUP, _together(xs.dtype, buckets)
-    slots = number * a_run
-    signs = torch.empty((slots, groups), dtype=torch.int64, device=xs.device)
-    turns = torch.empty(slots, dtype=torch.int32, device=xs.device)
-    origins = torch.empty((slots, 2), dtype=torch.int64, device=xs.device) if number > 1 else None
-    launching.launcher(make_signs, traced)[(-(-slots * groups // _SIGNS), 1, 1)](
-        signs,
-        turns,
-        origins,
-        slots,
-        length,
-        start,
-        stride,
-        a_run,
-        BUCKETS=buckets,
-        RUNS=number > 1,
-        BLOCK=_SIGNS,
-        num_warps=_WARPS,
-    )
-    launching.launcher(sketch_parts, traced)[(rows * parts, 1, 1)](
-        bytes_of(xs),
-        signs.view(torch.int32),
-        turns,
-        origins,
-        table,
-        parts,
-        -(-slots // (together * parts)),
-        slots,
-        number,
-        length,
-        start,
-        stride,
-        a_run,
-        DOUBLE=_is_double(xs.dtype),
-        INTEGER=not xs.dtype.is_floating_point,
-        RUNS=number > 1,
-        TOGETHER=together,
-        BUCKETS=buckets,
-        num_warps=_warps(buckets),
-    )
-
-
-def _join(table: Tensor, traced: bool) -> tuple[Tensor, Tensor]:
-    rows, parts, width = table.shape
-    sums = torch.empty((rows, width - _FACTS), dtype=torch.float64, device=table.device)
-    facts = torch.empty((rows, _FACTS), dtype=torch.float64, device=table.device)
-    launching.launcher(join_parts, traced)[(rows, -(-width // _COLUMNS), 1)](
-        table, sums, facts, parts, width - _FACTS, PARTS=_JOINED, COLUMNS=_COLUMNS, num_warps=_WARPS
-    )
-    return sums, facts
+        return (start % size + length - 1) // size + 1
+    apart = math.gcd(size, start, stride)  # each run begins at a multiple of it
+    return (size - apart + length - 1) // size + 1

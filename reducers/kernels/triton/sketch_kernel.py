@@ -1,7 +1,9 @@
 """Sums of elements with random signs: one launch makes the signs, one adds up parts of tensors, and one joins them.
 
-`reducers/kernels/sketches.py` has the definition. Sums are float64, added in an order that depends on sizes only. A program keeps
-its sums in registers, and of each block reads what is added to each of them, so threads exchange nothing.
+`reducers/kernels/sketches.py` has the definition. Sums are float64, added in an order that depends on sizes only. In each block
+of an octet elements are turned within eight neighbours by another number, so a program reads the blocks in the order of these
+numbers. It has a sum for each place in an octet in that order, in a register. So a thread reads neighbours at once, moves none of
+them, and exchanges nothing with others before it adds up the sums of each bucket.
 """
 
 from __future__ import annotations
@@ -11,27 +13,40 @@ import triton.language as tl
 
 from reducers.kernels.triton.digest_kernel import mix
 
-__all__ = ["join_parts", "make_signs", "sketch_parts"]
+__all__ = ["FACTS", "OCTET", "join_parts", "make_signs", "sketch_parts"]
 
 FACTS = tl.constexpr(5)
+OCTET = tl.constexpr(8)
 
 
 @triton.jit
-def _block_of(slot, start, stride, a_run, BUCKETS: tl.constexpr, RUNS: tl.constexpr):
-    """Return the run of each slot, and where its block begins: from the begin of this run, which may be within the block."""
+def _origin_of(octet, start, stride, a_run, SIZE: tl.constexpr, RUNS: tl.constexpr):
+    """Return the run of each octet, and where the octet begins: from the begin of this run, which may be within it."""
     if RUNS:
-        run = slot // a_run
+        run = octet // a_run
         begin = start + run * stride
-        return run, (begin // BUCKETS + (slot - run * a_run)) * BUCKETS - begin
-    return slot * 0, slot * BUCKETS - start % BUCKETS
+        return run, (begin // SIZE + (octet - run * a_run)) * SIZE - begin
+    return octet * 0, octet * SIZE - start % SIZE
 
 
-@triton.jit(do_not_specialize=["slots", "length", "start", "stride", "a_run"])
+@triton.jit
+def _doubled(x):
+    """Return numbers below 8 times 2, as polynomials over bits modulo x^3 + x + 1."""
+    return ((x << 1) & 7) ^ ((x >> 2) * 3)
+
+
+@triton.jit
+def _swapped(word, swap, BY: tl.constexpr, MASK: tl.constexpr):
+    """Return words in which bits swap with those `BY` places on, of which `MASK` are the lower ones, if `swap` is not 0."""
+    return tl.where(swap != 0, ((word & MASK) << BY) | ((word >> BY) & MASK), word)
+
+
+@triton.jit(do_not_specialize=["octets", "length", "start", "stride", "a_run"])
 def make_signs(
     signs,
     turns,
     origins,
-    slots,
+    octets,
     length,
     start,
     stride,
@@ -40,85 +55,121 @@ def make_signs(
     RUNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write of the block of each slot which of its elements is added to its first bucket, int32, and the signs of what it adds.
+    """Write the signs of the blocks of each octet, and where their elements are.
+
+    The blocks come in the order of x, from 0 to 7: of each eight elements of block x, that at place j is added to bucket j xor x.
 
     Args:
-        signs: int64 [slots, BUCKETS // 64]: bit i is set if what is added to bucket i of these 64 is negative.
-        origins: if there is more than one run, int64 [slots, 2]: where in the memory of a tensor the block begins, and which places
-            of it are there, the first in the upper half of the word, and the one after the last in the lower.
-        slots, length, start, stride, a_run, RUNS: see `sketch_parts`.
+        signs: int64 [octets, 8, BUCKETS // 64]: bit 8 i + j is set if what element j of eight adds to buckets 8 i to 8 i + 7 of
+            these 64 is negative.
+        turns: int32 [octets, 8]: the number of the block in the octet, plus what of 8, 16 and 32 its places are turned by, plus
+            64 times the groups that they are shifted by.
+        origins: if there is more than one run, int64 [octets, 2]: where in the memory of a tensor the octet begins, and which of
+            its places are there, the first in the upper half of the word, and the one after the last in the lower.
+        octets, length, start, stride, a_run, RUNS: see `sketch_parts`.
     """
     GROUPS: tl.constexpr = BUCKETS // 64
+    SIZE: tl.constexpr = OCTET * BUCKETS
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    slot = place // GROUPS
     group = place % GROUPS
+    number = (place // GROUPS % OCTET).to(tl.int32)  # of the block in its octet
+    octet = place // (GROUPS * OCTET)
     start = start.to(tl.int64)
-    run, origin = _block_of(slot, start, stride, a_run, BUCKETS, RUNS)
-    block = (start + run * stride + origin) // BUCKETS
+    run, origin = _origin_of(octet, start, stride, a_run, SIZE, RUNS)
+    whole = (start + run * stride + origin) // SIZE  # the number of the octet in the whole
+    block = whole * OCTET + number
+    chosen = mix(whole.to(tl.uint64), 9)
+    factor = (1 + ((chosen >> 32) * 7 >> 32)).to(tl.int32)
+    twice = _doubled(factor)
+    low = tl.where((number & 1) != 0, factor, 0) ^ tl.where((number & 2) != 0, twice, 0)
+    low = low ^ tl.where((number & 4) != 0, _doubled(twice), 0) ^ (chosen & 7).to(tl.int32)
     word = mix((block * GROUPS + group).to(tl.uint64), 7)
-    tl.store(signs + place, word.to(tl.int64, bitcast=True), mask=slot < slots)
+    word = _swapped(word, low & 1, 1, 0x5555555555555555)
+    word = _swapped(word, low & 2, 2, 0x3333333333333333)
+    word = _swapped(word, low & 4, 4, 0x0F0F0F0F0F0F0F0F)
+    row = octet * OCTET + low
+    tl.store(signs + row * GROUPS + group, word.to(tl.int64, bitcast=True), mask=octet < octets)
     turn = mix(block.to(tl.uint64), 8)
-    turn = ((((turn >> 32) * GROUPS) >> 32) * 64 + (turn & 63)).to(tl.int32)
-    is_first = (slot < slots) & (group == 0)
-    tl.store(turns + slot, turn, mask=is_first)
+    turn = ((((turn >> 32) * GROUPS) >> 32) * 64 + (turn & 56)).to(tl.int32) + number
+    is_first = (octet < octets) & (group == 0)
+    tl.store(turns + row, turn, mask=is_first)
     if RUNS:
-        tl.store(origins + slot * 2, run * length + origin, mask=is_first)
-        there = tl.maximum(-origin, 0) << 32 | tl.maximum(tl.minimum(length - origin, BUCKETS), 0)
-        tl.store(origins + slot * 2 + 1, there, mask=is_first)
+        is_first = is_first & (number == 0)
+        tl.store(origins + octet * 2, run * length + origin, mask=is_first)
+        there = tl.maximum(-origin, 0) << 32 | tl.maximum(tl.minimum(length - origin, SIZE), 0)
+        tl.store(origins + octet * 2 + 1, there, mask=is_first)
 
 
 @triton.jit
-def _added_before(slot, length, start, stride, a_run, BUCKETS: tl.constexpr, RUNS: tl.constexpr):
-    """Return how many elements the slots before one have."""
-    run, origin = _block_of(slot, start, stride, a_run, BUCKETS, RUNS)
+def _added_before(octet, length, start, stride, a_run, SIZE: tl.constexpr, RUNS: tl.constexpr):
+    """Return how many elements the octets before one have."""
+    run, origin = _origin_of(octet, start, stride, a_run, SIZE, RUNS)
     return run * length + tl.minimum(tl.maximum(origin, 0), length)
 
 
 @triton.jit
-def _read(
-    x, signs, turns, origins, first, stop, length, before, bucket, NUMBER: tl.constexpr, WHOLE: tl.constexpr, SLOTS: tl.constexpr
-):
-    """Return what is added to each bucket of some slots, 0 if it is not there; whether it is there; and the signs, 32 in a word.
-
-    Args:
-        WHOLE: all blocks are there as a whole, in the only run.
-    """
-    BUCKETS: tl.constexpr = bucket.shape[0]
-    number = tl.arange(0, SLOTS)
-    slot = first + number
-    turn = tl.load(turns + slot) if WHOLE else tl.load(turns + slot, mask=slot < stop, other=0)
-    place = ((bucket[None, :] + (turn & -64)[:, None]) & (BUCKETS - 1)) ^ (turn & 63)[:, None]
-    # Places of neighbouring buckets are called close, but of no alignment, so that the threads of a warp have such buckets, and not
-    # other blocks, and read one by one. Compilers take this only of sums, in the function that computes them.
-    half = number[:, None] * (BUCKETS // 32) + (bucket >> 5)[None, :]
-    half = signs + first * (BUCKETS // 32) + tl.multiple_of(tl.max_contiguous(half, [1, 2]), [1, 1])
-    half = tl.load(half) if WHOLE else tl.load(half, mask=(slot < stop)[:, None], other=0)
-    if origins is not None:
-        origin = tl.load(origins + slot * 2, mask=slot < stop, other=0)[:, None]
-        ends = tl.load(origins + slot * 2 + 1, mask=slot < stop, other=0)[:, None]
-        there = (place >= (ends >> 32).to(tl.int32)) & (place < ends.to(tl.int32))
-        place = tl.multiple_of(tl.max_contiguous(origin + place, [1, 2]), [1, 1])
-        value = tl.load(x + place, mask=there, other=0)
-    else:
-        place = tl.multiple_of(tl.max_contiguous(place + number[:, None] * BUCKETS, [1, 2]), [1, 1])
-        begin = first * BUCKETS - before
-        least = tl.maximum(-begin, 0).to(tl.int32)
-        most = tl.minimum(length - begin, SLOTS * BUCKETS).to(tl.int32)
-        there = (place >= least) & (place < most)
-        value = tl.load(x + begin + place) if WHOLE else tl.load(x + begin + place, mask=there, other=0)
-    return value.to(NUMBER), there, half
+def _turns_of(turns, octet, there):
+    """Return where the elements of an octet are: int32 [8, 1, 1]; see `make_signs`."""
+    return tl.load(turns + octet * OCTET + tl.arange(0, OCTET)[:, None, None], mask=there, other=0)
 
 
 @triton.jit
-def _with_added(sums, power, value, half, bucket):
-    """Return the sums of each bucket, and of the squares, with what blocks add to them; `half` are signs, 32 in a word."""
+def _read(
+    x,
+    signs,
+    turn,
+    origins,
+    octet,
+    there,
+    length,
+    before,
+    column,
+    WHOLE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRAIGHT: tl.constexpr,
+):
+    """Return what an octet adds [8, WIDTH // 32, 32], 0 if it is not there; whether it is there; and the signs, 32 in a word.
+
+    Args:
+        turn: what `_turns_of` returns.
+        there: whether the octet is one of the part.
+        column: the first of the words.
+        WHOLE: the octet is there as a whole, in the only run.
+        STRAIGHT: it begins at a multiple of eight elements.
+    """
+    row = octet * OCTET + tl.arange(0, OCTET)[:, None, None]
+    word = (column + tl.arange(0, WIDTH // 32))[None, :, None]
+    lane = tl.arange(0, 32)[None, None, :]
+    half = tl.load(signs + row * (BUCKETS // 32) + word, mask=there, other=0)
+    place = (((word * 32 + (turn & -64)) & (BUCKETS - 1)) ^ (turn & 32)) + (turn & 7) * BUCKETS
+    # Eight neighbours stay neighbours. Compilers take this only of sums, in the function that computes them.
+    place = tl.multiple_of(tl.max_contiguous(place + (lane ^ (turn & 24)), [1, 1, 8]), [1, 1, 8])
+    if origins is not None:
+        begin = tl.load(origins + octet * 2)
+        ends = tl.load(origins + octet * 2 + 1)
+        inside = (place >= (ends >> 32).to(tl.int32)) & (place < ends.to(tl.int32)) & there
+    else:
+        begin = octet * (OCTET * BUCKETS) - before
+        least = tl.maximum(-begin, 0).to(tl.int32)
+        most = tl.minimum(length - begin, OCTET * BUCKETS).to(tl.int32)
+        inside = (place >= least) & (place < most) & there
+    if STRAIGHT:
+        begin = tl.multiple_of(begin, 8)
+    value = tl.load(x + begin + place) if WHOLE else tl.load(x + begin + place, mask=inside, other=0)
+    return value, inside, half
+
+
+@triton.jit
+def _with_added(sums, power, value, half):
+    """Return the sums, and those of the squares, with what an octet adds to them; `half` are signs, 32 in a word."""
     wide = value.to(tl.float64)
-    negative = (half << (31 - (bucket & 31))[None, :]).to(tl.int64) & 0x80000000
+    negative = (half << (31 - tl.arange(0, 32))[None, None, :]).to(tl.int64) & 0x80000000
     signed = (wide.to(tl.int64, bitcast=True) ^ (negative << 32)).to(tl.float64, bitcast=True)
-    return sums + tl.sum(signed, 0), power + tl.sum(wide * wide, 0)
+    return sums + signed, power + wide * wide
 
 
-@triton.jit(do_not_specialize=["parts", "tiles", "slots", "runs", "length", "start", "stride", "a_run"])
+@triton.jit(do_not_specialize=["parts", "tiles", "octets", "runs", "length", "start", "stride", "a_run"])
 def sketch_parts(
     x,
     signs,
@@ -127,7 +178,7 @@ def sketch_parts(
     table,
     parts,
     tiles,
-    slots,
+    octets,
     runs,
     length,
     start,
@@ -136,104 +187,145 @@ def sketch_parts(
     DOUBLE: tl.constexpr,
     INTEGER: tl.constexpr,
     RUNS: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    STRAIGHT: tl.constexpr,
     BUCKETS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Write sums and facts of a part of a tensor; `table` is float64 [rows, parts, BUCKETS + 5]. A program has one part of one row.
+    """Write what a part of a tensor adds to some of the buckets: part `program_id(0)` of all rows, buckets `program_id(1)`.
 
     Most elements are added as if all were finite. If the sum of the squares is not, they are added once more, with a look at each.
 
     Args:
         x: all runs of a tensor, one after another, and one tensor after another.
         signs, turns, origins: what `make_signs` wrote; `signs` as int32.
-        tiles: of a part; a tile is `TOGETHER` slots.
-        slots: of a tensor; a slot is a block of which a run may have elements. A block has `BUCKETS` elements, a power of two.
+        table: float64 [rows, BUCKETS // WIDTH, parts, WIDTH + 5]: the sums, and facts of what was added to them.
+        tiles: octets of a part.
+        octets: of a tensor; those of which a run may have elements. An octet is eight blocks, which have `BUCKETS` elements each, a
+            power of two.
         runs, length, start, stride: see `Runs` of `reducers/kernels/parts.py`.
-        a_run: slots of a run.
+        a_run: octets of a run.
         DOUBLE: elements are numbers in float64, not in float32.
         RUNS: whether there is more than one run.
+        STRAIGHT: whether all octets begin at a multiple of eight elements.
+        WIDTH: the buckets of a program.
     """
     NUMBER: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    SOME: tl.constexpr = TOGETHER // 2 if TOGETHER > 1 else 1
-    bucket = tl.arange(0, BUCKETS)
-    begin = (tl.program_id(0) % parts).to(tl.int64) * tiles * TOGETHER
-    stop = tl.minimum(begin + tiles * TOGETHER, slots)
+    SIZE: tl.constexpr = OCTET * BUCKETS
+    NUMBERS: tl.constexpr = WIDTH // 32
+    column = tl.program_id(1) * NUMBERS
+    row = tl.program_id(0) // parts
+    part = tl.program_id(0) % parts
+    begin = part.to(tl.int64) * tiles
+    stop = tl.minimum(begin + tiles, octets)
     start = start.to(tl.int64)
     length = length.to(tl.int64)
-    before = start % BUCKETS  # elements of the first block that are not there
-    x += tl.program_id(0) // parts * (length * runs)
-    all_there = _added_before(stop, length, start, stride, a_run, BUCKETS, RUNS)
-    all_there -= _added_before(begin, length, start, stride, a_run, BUCKETS, RUNS)
-    sums = tl.zeros([BUCKETS], tl.float64)
-    power = tl.zeros([BUCKETS], tl.float64)
-    low = tl.full([BUCKETS], float("inf"), NUMBER)
-    high = tl.full([BUCKETS], float("-inf"), NUMBER)
+    before = start % SIZE  # elements of the first octet that are not there
+    x += tl.multiple_of(row * (length * runs), 8 if STRAIGHT else 1)
+    all_there = _added_before(stop, length, start, stride, a_run, SIZE, RUNS)
+    all_there -= _added_before(begin, length, start, stride, a_run, SIZE, RUNS)
+    sums = tl.zeros([OCTET, NUMBERS, 32], tl.float64)
+    power = tl.zeros([OCTET, NUMBERS, 32], tl.float64)
+    low = tl.full([OCTET, NUMBERS, 32], float("inf"), NUMBER)
+    high = tl.full([OCTET, NUMBERS, 32], float("-inf"), NUMBER)
     full = begin
-    if RUNS:
-        full_stop = stop
-        quick = all_there
-    else:  # first the tiles that are there as a whole
-        full += tl.where((begin == 0) & (before > 0), TOGETHER, 0)
-        some = tl.minimum(stop, (before + length) // BUCKETS) - begin
-        full_stop = tl.maximum(begin + some // TOGETHER * TOGETHER, full)
-        quick = (full_stop - full) * BUCKETS
-    for first in range(full, full_stop, TOGETHER):
-        value, there, half = _read(x, signs, turns, origins, first, stop, length, before, bucket, NUMBER, not RUNS, TOGETHER)
-        if RUNS:
-            low = tl.minimum(low, tl.min(tl.where(there, value, float("inf")), 0))
-            high = tl.maximum(high, tl.max(tl.where(there, value, float("-inf")), 0))
-        else:
-            low = tl.minimum(low, tl.min(value, 0))
-            high = tl.maximum(high, tl.max(value, 0))
-        sums, power = _with_added(sums, power, value, half, bucket)
-    again = (tl.sum(power, 0) < float("inf")) == 0
+    full_stop = begin
+    if not RUNS:  # first the octets that are there as a whole
+        full += tl.where((begin == 0) & (before > 0), 1, 0)
+        full_stop = tl.maximum(tl.minimum(stop, (before + length) // SIZE), full)
+        if full < full_stop:
+            last = full_stop - 1
+            turn = _turns_of(turns, full, True)
+            value, there, half = _read(x, signs, turn, origins, full, True, length, before, column, True, BUCKETS, WIDTH, STRAIGHT)
+            turn = _turns_of(turns, tl.minimum(full + 1, last), True)
+            for octet in range(full, full_stop):  # the next octet is on its way meanwhile, and the turns of the one after it
+                following, there, its_half = _read(
+                    x,
+                    signs,
+                    turn,
+                    origins,
+                    tl.minimum(octet + 1, last),
+                    True,
+                    length,
+                    before,
+                    column,
+                    True,
+                    BUCKETS,
+                    WIDTH,
+                    STRAIGHT,
+                )
+                turn = _turns_of(turns, tl.minimum(octet + 2, last), True)
+                number = value.to(NUMBER)
+                low = tl.minimum(low, number)
+                high = tl.maximum(high, number)
+                sums, power = _with_added(sums, power, number, half)
+                value = following
+                half = its_half
+    again = (tl.sum(power) < float("inf")) == 0
     full_stop = tl.where(again, full, full_stop)
-    quick = tl.where(again, 0, quick)
     sums = tl.where(again, 0.0, sums)
     power = tl.where(again, 0.0, power)
     low = tl.where(again, float("inf"), low)
     high = tl.where(again, float("-inf"), high)
-    count = tl.zeros([BUCKETS], tl.int32)
-    for index in range(begin, stop - (full_stop - full), SOME):
-        first = tl.where(index < full, index, index + (full_stop - full))
-        value, there, half = _read(x, signs, turns, origins, first, stop, length, before, bucket, NUMBER, False, SOME)
+    count = tl.zeros([OCTET, NUMBERS, 32], tl.int32)
+    for index in range(begin, stop - (full_stop - full)):
+        octet = tl.where(index < full, index, index + (full_stop - full))
+        turn = _turns_of(turns, octet, octet < stop)
+        value, there, half = _read(
+            x, signs, turn, origins, octet, octet < stop, length, before, column, False, BUCKETS, WIDTH, STRAIGHT
+        )
+        value = value.to(NUMBER)
         if not INTEGER:
             there = there & (tl.abs(value) < float("inf"))
             value = tl.where(there, value, 0.0)
-        count += tl.sum(there.to(tl.int32), 0)
-        low = tl.minimum(low, tl.min(tl.where(there, value, float("inf")), 0))
-        high = tl.maximum(high, tl.max(tl.where(there, value, float("-inf")), 0))
-        sums, power = _with_added(sums, power, value, half, bucket)
+        count += there.to(tl.int32)
+        low = tl.minimum(low, tl.where(there, value, float("inf")))
+        high = tl.maximum(high, tl.where(there, value, float("-inf")))
+        sums, power = _with_added(sums, power, value, half)
 
-    finite = quick + tl.sum(count, 0)
-    to = table + tl.program_id(0).to(tl.int64) * (BUCKETS + FACTS)
-    tl.store(to + bucket, sums)
-    tl.store(to + BUCKETS, finite.to(tl.float64))
-    tl.store(to + BUCKETS + 1, (all_there - finite).to(tl.float64))
-    tl.store(to + BUCKETS + 2, tl.sum(power, 0))
-    tl.store(to + BUCKETS + 3, tl.min(low, 0).to(tl.float64))
-    tl.store(to + BUCKETS + 4, tl.max(high, 0).to(tl.float64))
+    block = tl.arange(0, OCTET)[:, None, None]
+    lane = tl.arange(0, 32)[None, None, :]
+    source = (block ^ lane) + tl.zeros([OCTET, NUMBERS, 32], tl.int32)
+    sums = tl.sum(tl.gather(sums, source, 2), 0)
+    finite = (full_stop - full) * (OCTET * WIDTH) + tl.sum(count)
+    to = table + ((row * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * parts + part) * (WIDTH + FACTS)
+    tl.store(to + tl.arange(0, NUMBERS)[:, None] * 32 + tl.arange(0, 32)[None, :], sums)
+    tl.store(to + WIDTH, finite.to(tl.float64))
+    # Which of them are in these buckets is not known of the others, so the first buckets count all that are there.
+    tl.store(to + WIDTH + 1, (tl.where(tl.program_id(1) == 0, all_there, 0) - finite).to(tl.float64))
+    tl.store(to + WIDTH + 2, tl.sum(power))
+    tl.store(to + WIDTH + 3, tl.min(low).to(tl.float64))
+    tl.store(to + WIDTH + 4, tl.max(high).to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["parts", "buckets"])
-def join_parts(table, sums, facts, parts, buckets, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Write the sums and facts of tensor `program_id(0)`, in columns `program_id(1)` of the table [rows, parts, buckets + 5]."""
+@triton.jit(do_not_specialize=["parts", "buckets", "width"])
+def join_parts(table, sums, facts, parts, buckets, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the sums and facts of tensor `program_id(0)`, in columns `program_id(1)`, from the table that `sketch_parts` wrote.
+
+    Args:
+        width: the buckets of a row of the table.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    width = buckets + FACTS
+    every = parts * (buckets // width)
     fact = column - buckets
+    is_fact = fact >= 0
     least = fact == 3
     greatest = fact == 4
+    within = tl.where(is_fact, width + fact, column % width)
+    first = tl.where(is_fact, 0, column // width * parts)
+    number = tl.where(is_fact, every, tl.where(column < buckets, parts, 0))
+    number = tl.where(fact < FACTS, number, 0)
     empty = tl.where(least, float("inf"), tl.where(greatest, float("-inf"), 0.0)).to(tl.float64)
     joined = tl.zeros([PARTS, COLUMNS], tl.float64) + empty[None, :]
-    for begin in range(0, parts, PARTS):
+    for begin in range(0, every, PARTS):
         part = begin + tl.arange(0, PARTS)
-        there = (part < parts)[:, None] & (column < width)[None, :]
-        found = tl.load(table + (row * parts + part)[:, None] * width + column[None, :], mask=there, other=0)
+        there = part[:, None] < number[None, :]
+        place = (row * every + first[None, :] + part[:, None]) * (width + FACTS) + within[None, :]
+        found = tl.load(table + place, mask=there, other=0)
         found = tl.where(there, found, empty[None, :])
         ends = tl.where(least[None, :], tl.minimum(joined, found), tl.maximum(joined, found))
         joined = tl.where((least | greatest)[None, :], ends, joined + found)
     ends = tl.where(least, tl.min(joined, 0), tl.max(joined, 0))
     found = tl.where(least | greatest, ends, tl.sum(joined, 0))
     tl.store(sums + row * buckets + column, found, mask=column < buckets)
-    tl.store(facts + row * FACTS + fact, found, mask=(fact >= 0) & (fact < FACTS))
+    tl.store(facts + row * FACTS + fact, found, mask=is_fact & (fact < FACTS))
