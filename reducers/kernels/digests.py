@@ -28,9 +28,9 @@ from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, words_of
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
-from reducers.kernels.waiting import WordSlots
+from reducers.kernels.waiting import WordSlots, WordTable
 
-__all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digest_words", "digests"]
+__all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digest_table", "digest_words", "digests", "loop_slots"]
 
 _WORDS = 1 << 9  # of a block
 BLOCK = 8 * _WORDS
@@ -58,7 +58,7 @@ class Hashing(NamedTuple):
 
     hashed: Callable[..., Tensor | None]
     absorbed: Callable[..., list[Tensor]]
-    table: Callable[..., WordSlots | None]
+    table: Callable[..., WordTable | None]
 
 
 @lru_cache(maxsize=1)
@@ -141,10 +141,13 @@ def _(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
 
 def digest_slots(x: Tensor) -> WordSlots | None:
     """Return how the hashes of observations like `x` wait in a table; None if no kernel takes them."""
+    return loop_slots(x) if found(DIGESTS, x.device) is None else digest_table(x)
+
+
+def digest_table(x: Tensor) -> WordTable | None:
+    """Return what `digest_slots` does if the device has a kernel; it also writes hashes, two words, to any memory there."""
     kernels = found(DIGESTS, x.device)
-    if kernels is None:
-        return loop_slots(x)
-    return _table_of(kernels.table, tuple(x.shape), x.dtype) if _is_whole(x) else None
+    return None if kernels is None or not _is_whole(x) else _table_of(kernels.table, tuple(x.shape), x.dtype)
 
 
 def loop_slots(x: Tensor) -> DigestSlots | None:
@@ -158,7 +161,7 @@ def _is_whole(x: Tensor) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _table_of(make: Callable[..., WordSlots | None], shape: tuple[int, ...], dtype: torch.dtype) -> WordSlots | None:
+def _table_of(make: Callable[..., WordTable | None], shape: tuple[int, ...], dtype: torch.dtype) -> WordTable | None:
     return make(torch.empty(shape, dtype=dtype, device="meta"), NANS.get(dtype, _NONE), _kinds(_CODES[dtype], shape))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,9 @@ from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import mix, shift_right
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import real
+from reducers.kernels.waiting import Writer
 
-__all__ = ["FACTS", "join_facts", "sketched"]
+__all__ = ["FACTS", "join_facts", "sketch_writer", "sketched"]
 
 FACTS = ("count", "nonfinite", "power", "min", "max")
 """What is known of a tensor beside the sums: how many elements are finite, and how many are not; of the finite ones the sum of the
@@ -37,20 +38,25 @@ squares, the least and the greatest, inf and -inf if there are none."""
 _GROUP = 64  # neighbouring buckets; of a block, the signs of what they are added are one word
 _NOTHING = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
 
-Kernel: TypeAlias = "Callable[..., tuple[Tensor, Tensor] | None]"
+
+class Sketching(NamedTuple):
+    """Kernels that add with random signs, and that write what they find in observations to memory that is there."""
+
+    sketched: Callable[..., tuple[Tensor, Tensor] | None]
+    table: Callable[..., Writer | None]
 
 
 @lru_cache(maxsize=1)
-def _triton_sketches() -> Kernel | None:
-    """The kernel in Triton that adds with random signs; None without Triton."""
+def _triton_sketches() -> Sketching | None:
+    """The kernels in Triton; None without it."""
     try:
-        from reducers.kernels.triton.sketch import sketched
+        from reducers.kernels.triton.sketch import sketch_table, sketched
     except ImportError:
         return None
-    return sketched
+    return Sketching(sketched, sketch_table)
 
 
-SKETCHES: Kernels[Kernel] = Kernels({"cuda": _triton_sketches}, "adds elements with random signs")
+SKETCHES: Kernels[Sketching] = Kernels({"cuda": _triton_sketches}, "adds elements with random signs")
 
 
 def sketched(xs: Tensor, buckets: int, part: TensorPart | None = None) -> tuple[Tensor, Tensor]:
@@ -74,6 +80,20 @@ def sketched(xs: Tensor, buckets: int, part: TensorPart | None = None) -> tuple[
     return _added([_sketched(piece, buckets, runs) for piece, runs in runs_of(xs, part)])
 
 
+def sketch_writer(x: Tensor, buckets: int) -> Writer | None:
+    """Return what writes the facts and the sums of whole contiguous observations like `x`, float64 [5] and [buckets].
+
+    None if its device has no kernel for them.
+    """
+    kernels = found(SKETCHES, x.device)
+    return None if kernels is None else _writer(kernels.table, tuple(x.shape), x.dtype, buckets)
+
+
+@lru_cache(maxsize=1024)
+def _writer(make: Callable[..., Writer | None], shape: tuple[int, ...], dtype: torch.dtype, buckets: int) -> Writer | None:
+    return make(torch.empty(shape, dtype=dtype, device="meta"), buckets)
+
+
 @custom_op("reducers::sketched", mutates_args=())
 def as_operator(xs: Tensor, buckets: int, shape: Sequence[int], start: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return what `sketched` returns. Graphs call it as it is: Inductor would narrow some products of integers.
@@ -92,8 +112,8 @@ def _(xs: Tensor, buckets: int, shape: Sequence[int], start: Sequence[int]) -> t
 
 def _sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
     """Return sums and facts of tensors that are not complex; see `sketched`."""
-    kernel = found(SKETCHES, xs.device) if xs.numel() else None
-    if kernel is not None and (swept := tried(SKETCHES, xs.device, kernel, xs.resolve_neg(), buckets, runs)) is not None:
+    kernels = found(SKETCHES, xs.device) if xs.numel() else None
+    if kernels is not None and (swept := tried(SKETCHES, xs.device, kernels.sketched, xs.resolve_neg(), buckets, runs)) is not None:
         return swept
     looped = looped_sketches(xs, buckets, runs)
     if looped is not None:

@@ -13,7 +13,7 @@ from reducers.kernels.cpp.loop_slots import slots_for
 from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
 from reducers.state import State
 
-__all__ = ["SLOTS", "ColumnSlots", "Slots", "WordSlots", "device_slots", "joinable", "new_table", "written"]
+__all__ = ["SLOTS", "ColumnSlots", "Slots", "WordSlots", "WordTable", "Writer", "device_slots", "joinable", "new_table", "written"]
 
 
 class Slots(Protocol):
@@ -58,12 +58,24 @@ class ColumnSlots(Slots, Protocol):
         ...
 
 
+class Writer(Protocol):
+    """Writes what a kernel finds in whole contiguous observations of one shape and dtype."""
+
+    def write_to(self, x: Tensor, *to: Tensor) -> None:
+        """Write what it finds in an observation into contiguous tensors on its device."""
+        ...
+
+
 class WordSlots(Slots, Protocol):
     """Slots that hold hashes."""
 
     def words(self, table: Tensor, first: int, last: int) -> Tensor:
         """Return the hashes in the slots from `first` to `last`, int64 [slots, 2], in memory of their own."""
         ...
+
+
+class WordTable(WordSlots, Writer, Protocol):
+    """Slots that hold hashes, and what writes a hash to other memory, too."""
 
 
 def _triton_slots() -> Callable[..., ColumnSlots | None] | None:

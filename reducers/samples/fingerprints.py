@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -18,10 +17,11 @@ from reducers.errors import ArgumentError, StateError
 from reducers.kernels.cpp.digest import DigestSlots
 from reducers.kernels.cpp.library import ELEMENTS, sketch_for
 from reducers.kernels.cpp.sketch import SketchWriter
-from reducers.kernels.digests import digest_words, loop_slots
+from reducers.kernels.digests import digest_table, digest_words, loop_slots
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import eps_of
-from reducers.kernels.sketches import FACTS, join_facts, sketched
+from reducers.kernels.sketches import FACTS, join_facts, sketch_writer, sketched
+from reducers.kernels.waiting import Writer
 from reducers.samples.collect import Collect
 from reducers.state import Result, State
 from reducers.statistics.digest import digest_of
@@ -30,6 +30,7 @@ __all__ = ["Fingerprints"]
 
 _COLLECT = Collect()
 _KINDS = ("digest", "sketch")  # of blocks: the words of digests, int64 [n, 2], and float64 [n, facts, eps and projections]
+_WORDS = 2  # of a digest
 _COLUMNS = (*FACTS, "eps")
 
 
@@ -92,16 +93,20 @@ class Fingerprints(Reducer):
         return self._appended(state, xs) if xs.numel() else state
 
     def slots_for(self, x: Tensor) -> FingerprintSlots | None:
-        digests = loop_slots(x) if self.part is None and x.dtype in ELEMENTS else None
-        function = sketch_for(ELEMENTS[x.dtype]) if digests is not None else None
-        if digests is None or function is None:
+        if self.part is not None:
             return None
-        return FingerprintSlots(digests, SketchWriter(digests.like, self.k, function), eps_of(x), self.k)
+        digests, sketches = digest_table(x), sketch_writer(x, self.k)
+        if digests is not None and sketches is not None:
+            return FingerprintTable(digests.like, eps_of(x), self.k, digests, sketches)
+        hashes, function = loop_slots(x), sketch_for(ELEMENTS[x.dtype]) if x.dtype in ELEMENTS else None
+        if hashes is None or function is None:
+            return None
+        return LoopFingerprints(hashes.like, eps_of(x), self.k, hashes, SketchWriter(hashes.like, self.k, function))
 
     def update_slots(self, state: State, slots: FingerprintSlots, table: Tensor, first: int, last: int) -> State:
         if first == last:
             return state
-        words, rows = table[first:last].split_with_sizes([2, len(_COLUMNS) + self.k], dim=1)
+        words, rows = table[first:last].split_with_sizes([_WORDS, len(_COLUMNS) + self.k], dim=1)
         return _appended(to_device(state, table.device), words, rows.contiguous().view(torch.float64))
 
     def _appended(self, state: State, xs: Tensor) -> State:
@@ -159,22 +164,46 @@ class FingerprintSlots:
     A table is int64 [slots, words of a digest, facts, eps and projections]; all but the digests are the bits of float64.
     """
 
-    def __init__(self, digests: DigestSlots, sketches: SketchWriter, eps: float, k: int) -> None:
-        self.like, self._digests, self._sketches, self._eps = digests.like, digests, sketches, eps
-        self._columns = 2 + len(_COLUMNS) + k
-        self.form, self.size = ("fingerprint", k), 8 * self._columns
+    def __init__(self, like: Tensor, eps: float, k: int) -> None:
+        self.like, self._eps, self._columns = like, eps, _WORDS + len(_COLUMNS) + k
+        self.form, self.size = ("fingerprint", k, eps), 8 * self._columns
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:
         """Return a table of so many slots."""
-        return torch.empty((slots, self._columns), dtype=torch.int64, device=device)
+        table = torch.empty((slots, self._columns), dtype=torch.int64, device=device)
+        table.view(torch.float64)[:, _WORDS + len(FACTS)] = self._eps
+        return table
 
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         """Write the fingerprint of an observation, which must be like `like`, into a slot; False if it could not be read."""
+        raise NotImplementedError
+
+
+class LoopFingerprints(FingerprintSlots):
+    """Those of a CPU."""
+
+    def __init__(self, like: Tensor, eps: float, k: int, digests: DigestSlots, sketches: SketchWriter) -> None:
+        super().__init__(like, eps, k)
+        self._digests, self._sketches = digests, sketches
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         start = table.data_ptr() + self.size * slot
-        facts = start + self._digests.size
-        sums = facts + 8 * len(_COLUMNS)
-        ctypes.c_double.from_address(sums - 8).value = self._eps
-        return self._digests.write_at(start, x) and self._sketches.write_at(facts, sums, x)
+        facts = start + 8 * _WORDS
+        return self._digests.write_at(start, x) and self._sketches.write_at(facts, facts + 8 * len(_COLUMNS), x)
+
+
+class FingerprintTable(FingerprintSlots):
+    """Those of a device, whose kernels write an observation in five launches."""
+
+    def __init__(self, like: Tensor, eps: float, k: int, digests: Writer, sketches: Writer) -> None:
+        super().__init__(like, eps, k)
+        self._digests, self._sketches = digests, sketches
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
+        words, facts, _, sums = table[slot].split_with_sizes([_WORDS, len(FACTS), 1, self._columns - _WORDS - len(_COLUMNS)])
+        self._digests.write_to(x, words)
+        self._sketches.write_to(x, facts.view(torch.float64), sums.view(torch.float64))
+        return True
 
 
 def _part(state: State, kind: str) -> State:

@@ -90,6 +90,19 @@ class DigestTable:
             self._launch((x.get_device(), is_aligned(words)), (words, table), slot)
         return True
 
+    def write_to(self, x: Tensor, *to: Tensor) -> None:
+        """Write the hash of an observation into memory of two words: two launches, or one if it has one part."""
+        (words,) = to
+        table = words.view(1, 1, 2) if self._parts == 1 else words.new_empty((1, self._parts, 2))
+        self.write(table, x, 0)
+        if self._parts == 1:
+            return
+        if type(x) is not Tensor:
+            words.copy_(hashes_of(table)[0])
+            return
+        with on_device(table):
+            _finish(table, words, False)
+
     def _copied(self, x: Tensor) -> Tensor:
         found = _words(x[None], Runs(1, x.numel(), 0))
         assert found is not None  # of one run
@@ -144,7 +157,7 @@ def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Seq
 @triton_op("reducers::finish_hashes", mutates_args={})
 def hashes_of(table: Tensor) -> Tensor:
     """Return the sums of tensors from those of their parts: int64 [rows, 2]. One launch."""
-    return _finish(table, True)
+    return _finish(table, table.new_empty((table.shape[0], 2)), True)
 
 
 def _words(xs: Tensor, runs: Runs) -> tuple[Tensor, Runs] | None:
@@ -207,7 +220,7 @@ def _sums(table: Tensor) -> Tensor:
     if type(table) is not Tensor:
         found: Tensor = hashes_of(table)
         return found
-    return _finish(table, False)
+    return _finish(table, table.new_empty((table.shape[0], 2)), False)
 
 
 def _arguments(
@@ -239,9 +252,8 @@ def _launch(rows: int, parts: int, constants: tuple[int, ...], kinds: tuple[int,
     return launch_of(hash_parts, *_arguments(rows, parts, constants, kinds, runs))
 
 
-def _finish(table: Tensor, traced: bool) -> Tensor:
+def _finish(table: Tensor, hashes: Tensor, traced: bool) -> Tensor:
     rows, parts, _ = table.shape
-    hashes = torch.empty((rows, 2), dtype=torch.int64, device=table.device)
     launching.launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, BLOCK=_JOINED, num_warps=_WARPS)
     return hashes
 

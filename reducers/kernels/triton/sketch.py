@@ -56,20 +56,21 @@ def sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor] | No
 
 
 class SketchTable:
-    """Writes sums and facts of whole contiguous observations of one shape and dtype, float64 [buckets] and [5]. Three launches."""
+    """Writes facts and sums of whole contiguous observations of one shape and dtype, float64 [5] and [buckets]. Three launches."""
 
     def __init__(self, like: Tensor, buckets: int) -> None:
         self._plan = _plan(1, like.dtype, buckets, Runs(1, like.numel()))
 
-    def write(self, x: Tensor, sums: Tensor, facts: Tensor) -> None:
-        """Write those of an observation."""
+    def write_to(self, x: Tensor, *to: Tensor) -> None:
+        """Write those of an observation, which must be like the one that this was made for, in this order."""
+        facts, sums = to
         if type(x) is Tensor:
             self._plan.run(x, sums, facts)
             return
         table = torch.empty(self._plan.table, dtype=torch.float64, device=x.device)
         sketch_into(x[None], table, self._plan.runs)
-        for to, found in zip((sums, facts), join_sketches(table), strict=True):
-            to.copy_(found[0])
+        for one, found in zip((sums, facts), join_sketches(table), strict=True):
+            one.copy_(found[0])
 
 
 def sketch_table(like: Tensor, buckets: int) -> SketchTable | None:
