@@ -176,7 +176,7 @@ class Ring(Pending):
 
 
 COPIES = Room(3 << 16, 1 << 25, 96)
-PARTIAL = Room(1 << 23, 1 << 28, 32)  # the launch that joins so many is 3 % of all
+PARTIAL = Room(1 << 23, 1 << 28, 32)  # the launches that join so many are 6 % of all
 PARTIAL_ON = {"cpu": Room(3 << 16, 1 << 25, 32)}  # devices that gain nothing by more memory: a join costs as much as what it saves
 LOOKS = 64  # shapes and strides that are remembered: what reads them takes as much memory as a ring
 
@@ -300,9 +300,9 @@ def _joined_part(part: LeafPart, table: Tensor, states: Mapping[str, State], sta
 class PartialStates:
     """Writes what observations with equal kept axes and dtypes add to states, as a kernel computes it.
 
-    An observation is one launch on a GPU, or one call of a loop on a CPU, which reads it once, and allocates nothing. Another joins
-    all rows, one after another. So the bits of the states are those of one update after another, however many rows there are and
-    whoever looks when. All shapes and strides are of one class whose partial states have the same form.
+    An observation is one launch on a GPU, or one call of a loop on a CPU, which reads it once, and allocates nothing. Another, or
+    two on a GPU, join all rows, one after another. So the bits of the states are those of one update after another, however many
+    rows there are and whoever looks when. All shapes and strides are of one class whose partial states have the same form.
 
     Args:
         least: the bytes of the smallest observation that is written; less are copied, as those of tokens that follow a long prompt.

@@ -112,6 +112,7 @@ def join_in_place(
         STATE=True,
         DUE=False,
         MANY=False,
+        READY=False,
         PARTS=PARTS,
         COLUMNS=COLUMNS,
         first=0,

@@ -1,8 +1,9 @@
-"""SlotTable: partial statistics of observations of one shape in one table. One launch writes a slot, and one joins many.
+"""SlotTable: partial statistics of observations of one shape in one table. One launch writes a slot, and two join many.
 
 An update by `swept` is two launches, and allocates a table and a state. If many observations are alike, each of them needs one
-launch and no allocation: its partial statistics wait in a slot. The slots are joined later, one after another, by the kernel that
-also joins a single observation. So the bits of the state are those of one update after another, whenever it is joined.
+launch and no allocation: its partial statistics wait in a slot. Later the parts of each slot are joined, in parallel, and then the
+slots, one after another, by the kernel that also joins a single observation. Both compute what that one does for one observation
+after another. So the bits of the state are those of one update after another, whenever it is joined.
 """
 
 from __future__ import annotations
@@ -15,16 +16,9 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_plan, takes_columns
+from reducers.kernels.triton.join import _join, _join_each, each_joined, join_partials, new_results
 from reducers.kernels.triton.launching import is_aligned
-from reducers.kernels.triton.sweep import (
-    _join,
-    join_partials,
-    new_partials,
-    new_results,
-    on_device,
-    sweep_into,
-    sweep_launch,
-)
+from reducers.kernels.triton.sweep import new_partials, on_device, sweep_into, sweep_launch
 
 __all__ = ["SlotTable", "slots_for"]
 
@@ -51,8 +45,10 @@ class SlotTable:
     def new_table(self, slots: int, device: torch.device) -> Tensor:
         """Return a table of so many slots. What joins them is compiled then, so that nothing is written that cannot be joined."""
         table = torch.empty((slots, *self._one), dtype=torch.int64, device=device)
-        nothing = new_results(self._shape, self._names, self.like.dtype, device)
-        self.join(table, dict(zip(self.columns, nothing, strict=True)), 0, 0)
+        nothing = dict(zip(self.columns, new_results(self._shape, self._names, self.like.dtype, device), strict=True))
+        self.join(table, nothing, 0, 0)
+        if self._one[1] > 1 and slots > 1:
+            self.join(table, nothing, 0, 2)  # whatever is in them
         return table
 
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
@@ -66,14 +62,22 @@ class SlotTable:
         return True
 
     def join(self, table: Tensor, state: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
-        """Return a state joined with the slots from `first` to `last`, in order: one launch. An empty state takes one slot."""
+        """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot.
+
+        One launch; of several slots two, if they are in parts: first the parts of all slots are joined at once.
+        """
         before = [state[key] for key in self.columns] if state else []
-        dtype = self.like.dtype
+        of, parts = (self._names, self.like.dtype), self._one[1]
+        ready = last - first > 1 < parts
         if type(table) is Tensor:
             with on_device(table):
-                found = _join(table, self._shape, self._names, dtype, before, None, False, first, last)
+                if ready:
+                    table, first, last = _join_each(table, *of, first, last, False), 0, last - first
+                found = _join(table, self._shape, *of, before, None, False, first, last, ready=ready)
         else:
-            found = join_partials(table, self._shape, self._names, dtype, before, None, first, last)
+            if ready:
+                table, first, last = each_joined(table, *of, first, last), 0, last - first
+            found = join_partials(table, self._shape, *of, before, None, first, last, ready)
         return dict(zip(self.columns, found, strict=True))
 
     def rows(self, table: Tensor, first: int, last: int) -> dict[str, Tensor]:

@@ -1,11 +1,11 @@
-"""The second launch: the partial statistics of all parts joined, in float64, and with them those of a state."""
+"""The last launch: the partial statistics of all parts joined, in float64, and with them those of a state."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from reducers.kernels.triton.words import as_number
+from reducers.kernels.triton.parts_kernel import extremes_of_parts, joined_slot, moments_of_parts, total_of_parts
 
 __all__ = ["OUTPUTS", "join"]
 
@@ -77,6 +77,7 @@ def join(
     STATE: tl.constexpr,
     DUE: tl.constexpr,
     MANY: tl.constexpr,
+    READY: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     first=0,
@@ -90,6 +91,8 @@ def join(
 
     Of many tensors, each a column, the parts of one are neighbours: `cuts` has, behind what `sweep` reads, the first part of each
     column, then how many there are. A column without parts keeps its state.
+
+    If slots are `READY`, their parts are joined already: `partials` is what `join_each` has written.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < kept
@@ -99,6 +102,10 @@ def join(
         cuts += 3 * field
         there = (part[:, None] < tl.load(cuts + kept + column, mask=inside, other=0)[None, :]) & inside[None, :]
         start = partials + tl.load(cuts + column, mask=inside, other=0)[None, :] + part[:, None]
+    elif READY:
+        there = inside
+        start = partials + column
+        field = parts.to(tl.int64) * kept
     else:
         there = (part < parts)[:, None] & inside[None, :]
         start = partials + part[:, None].to(tl.int64) * kept + column[None, :]
@@ -108,11 +115,11 @@ def join(
     COUNTED: tl.constexpr = TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))
     ADDED: tl.constexpr = TOTAL != "" and TOTAL != "peak"
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + ADDED
+    WORDS: tl.constexpr = FIELDS + READY
     KIND: tl.constexpr = tl.int64 if INTEGER else tl.float64
     count = _before(count_old, column, inside, tl.int64, STATE and WITH_COUNT)
-    EARLY: tl.constexpr = (
-        WITH_NONFINITE and ORDER < 4
-    )  # with four powers it waits until registers are free, or some would be spilled
+    # With four powers of many parts it waits until registers are free, or some would be spilled.
+    EARLY: tl.constexpr = WITH_NONFINITE and (ORDER < 4 or READY)
     others = _before(nonfinite_old, column, inside, tl.int64, STATE and EARLY)
     mean = _before(mean_old, column, inside, tl.float64, STATE and WITH_MEAN)
     m2 = _before(m2_old, column, inside, tl.float64, STATE and WITH_MEAN and ORDER > 1)
@@ -125,34 +132,63 @@ def join(
     missing = _before(nan_old, column, inside, tl.int64, STATE and COUNTS)
     total = _before(total_old, column, inside, tl.int64 if COUNTED else tl.float64, STATE and TOTAL != "")
 
+    if READY:
+        # The next slot is on its way while one is joined.
+        ahead = joined_slot(
+            start + first * (WORDS * field),
+            field,
+            there & (first < last),
+            ORDER,
+            EXTREMES,
+            COUNTS,
+            ADDED,
+            COUNTED,
+            INTEGER,
+            WITH_MEAN,
+            EARLY,
+        )
     for slot in range(first, last):
-        place = start + slot * (FIELDS * field)
-        counts = tl.load(place, mask=there, other=0)
+        place = start + slot * (WORDS * field)
+        if READY:
+            (
+                number,
+                new_others,
+                new_mean,
+                new_m2,
+                new_m3,
+                new_m4,
+                new_low,
+                new_high,
+                new_zeros,
+                new_infinite,
+                new_missing,
+                new_total,
+            ) = ahead
+            ahead = joined_slot(
+                place + WORDS * field,
+                field,
+                there & (slot + 1 < last),
+                ORDER,
+                EXTREMES,
+                COUNTS,
+                ADDED,
+                COUNTED,
+                INTEGER,
+                WITH_MEAN,
+                EARLY,
+            )
+        else:
+            counts = tl.load(place, mask=there, other=0)
+            if EARLY:
+                new_others = tl.sum(counts >> 32, 0)
+            counts = counts.to(tl.int32)  # without the upper half
+            number = tl.sum(counts.to(tl.int64), 0)
+            if WITH_MEAN:
+                new_mean, new_m2, new_m3, new_m4 = moments_of_parts(place, field, there, counts, number, ORDER)
         if EARLY:
-            others += tl.sum(counts >> 32, 0)
-        counts = counts.to(tl.int32)  # without the upper half
-        number = tl.sum(counts.to(tl.int64), 0)
+            others += new_others
         if WITH_MEAN:
-            weights = counts.to(tl.float64)
             weight = number.to(tl.float64)
-            means = as_number(tl.load(place + field, mask=there, other=0))
-            # About the mean of one part, so that equal numbers have exactly themselves as the mean.
-            one = tl.max(tl.where(counts > 0, means, float("-inf")), 0)
-            one = tl.where(number > 0, one, 0.0)
-            shifts = tl.where(counts > 0, means - one[None, :], 0.0)
-            shift = tl.sum(weights * shifts, 0) / tl.maximum(weight, 1.0)
-            new_mean = one + shift
-            shifts = tl.where(counts > 0, shifts - shift[None, :], 0.0)
-            if ORDER > 1:
-                seconds = as_number(tl.load(place + 2 * field, mask=there, other=0))
-                squares = shifts * shifts
-                new_m2 = tl.sum(seconds + weights * squares, 0)
-            if ORDER > 2:
-                thirds = as_number(tl.load(place + 3 * field, mask=there, other=0))
-                new_m3 = tl.sum(thirds + shifts * (3 * seconds + weights * squares), 0)
-            if ORDER > 3:
-                fourths = as_number(tl.load(place + 4 * field, mask=there, other=0))
-                new_m4 = tl.sum(fourths + shifts * (4 * thirds + shifts * (6 * seconds + weights * squares)), 0)
             if STATE:
                 # Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b; Pebay 2008 for the third and fourth power.
                 before = count.to(tl.float64)
@@ -182,26 +218,24 @@ def join(
                     m4 = new_m4
         count += number
         if EXTREMES:
-            lows = tl.load(place + (1 + ORDER) * field, mask=there, other=HIGHEST)
-            highs = tl.load(place + (2 + ORDER) * field, mask=there, other=LOWEST)
-            if not INTEGER:
-                lows = tl.where(there, as_number(lows), float("inf"))
-                highs = tl.where(there, as_number(highs), float("-inf"))
-            new_low = tl.min(lows, 0)
-            new_high = tl.max(highs, 0)
+            if not READY:
+                new_low, new_high = extremes_of_parts(place + (1 + ORDER) * field, field, there, INTEGER, LOWEST, HIGHEST)
             low = tl.minimum(low, new_low) if STATE else new_low
             high = tl.maximum(high, new_high) if STATE else new_high
             if TOTAL == "peak":
                 peak = tl.where(number > 0, tl.maximum(-(new_low.to(tl.float64)), new_high.to(tl.float64)), 0.0)
                 total = tl.maximum(total, peak)
         if COUNTS:
-            base = 1 + ORDER + 2 * EXTREMES
-            zeros += tl.sum(tl.load(place + base * field, mask=there, other=0), 0)
-            infinite += tl.sum(tl.load(place + (base + 1) * field, mask=there, other=0), 0)
-            missing += tl.sum(tl.load(place + (base + 2) * field, mask=there, other=0), 0)
+            if not READY:
+                base = 1 + ORDER + 2 * EXTREMES
+                new_zeros = total_of_parts(place + base * field, there, True)
+                new_infinite = total_of_parts(place + (base + 1) * field, there, True)
+                new_missing = total_of_parts(place + (base + 2) * field, there, True)
+            zeros += new_zeros
+            infinite += new_infinite
+            missing += new_missing
         if ADDED:
-            words = tl.load(place + (FIELDS - 1) * field, mask=there, other=0)
-            total += tl.sum(words, 0) if COUNTED else tl.sum(as_number(words), 0)
+            total += new_total if READY else total_of_parts(place + (FIELDS - 1) * field, there, COUNTED)
 
     if STATE:
         tl.debug_barrier()  # the state may be written in place, and no thread may do so before all have read
@@ -227,7 +261,7 @@ def join(
         tl.store(nan_out + column, missing, mask=inside)
     if TOTAL != "":
         tl.store(total_out + column, total, mask=inside)
-    if WITH_NONFINITE and ORDER == 4:
+    if WITH_NONFINITE and not EARLY:
         others = _before(nonfinite_old, column, inside, tl.int64, STATE)
         for slot in range(first, last):
             others += tl.sum(tl.load(start + slot * (FIELDS * field), mask=there, other=0) >> 32, 0)

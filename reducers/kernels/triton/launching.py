@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
-__all__ = ["Launch", "is_aligned", "launcher"]
+__all__ = ["Launch", "is_aligned", "launch_of", "launcher"]
 
 _ALIGNED = 16  # bytes; Triton compiles another kernel for a tensor that does not begin at a multiple of it
 
@@ -51,3 +51,9 @@ class Launch:
         compiled = launcher(self.kernel, False)[self.grid](*tensors, *self.fixed, *last, num_warps=self.warps)
         if isinstance(compiled, triton.compiler.CompiledKernel):
             self._compiled[kind] = compiled[self.grid]
+
+
+def launch_of(kernel: Any, grid: tuple[int, int, int], numbers: Sequence[Any], constants: dict[str, Any]) -> Launch:
+    """Return a launch with these numbers, which follow the tensors of the kernel, and then these constants."""
+    in_order = [constants[name] for name in kernel.arg_names if name in constants]
+    return Launch(kernel, grid, (*numbers, *in_order), constants["num_warps"])

@@ -13,8 +13,9 @@ from torch.library import triton_op
 from reducers.kernels.axes import fills_memory
 from reducers.kernels.columns import column_dtypes
 from reducers.kernels.triton.arguments import fields, takes_columns
+from reducers.kernels.triton.join import _join
 from reducers.kernels.triton.lanes import cut_many
-from reducers.kernels.triton.sweep import _join, on_device, sweep_many
+from reducers.kernels.triton.sweep import on_device, sweep_many
 
 __all__ = ["AddressTables", "Family", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
 

@@ -1,4 +1,4 @@
-"""The launches, as operators that `torch.compile` sees through, and as what eager updates call."""
+"""The launch that reads a tensor, and updates by it, as operators that `torch.compile` sees through, and as eager mode calls it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from torch import Tensor
 from torch.library import triton_op
 
 from reducers.errors import ArgumentError
-from reducers.kernels.columns import COLUMNS, column_dtypes
 from reducers.kernels.triton.arguments import (
     DTYPES,
-    WARPS,
     bytes_of,
     fields,
-    join_constants,
     kept_shape,
     many_arguments,
     sweep_arguments,
@@ -26,17 +23,13 @@ from reducers.kernels.triton.arguments import (
     swept_dtype,
     takes_columns,
 )
-from reducers.kernels.triton.join_kernel import OUTPUTS, join
-from reducers.kernels.triton.lanes import MOST_PARTS
-from reducers.kernels.triton.launching import Launch, is_aligned, launcher
+from reducers.kernels.triton.join import _join, join_partials
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launcher
 from reducers.kernels.triton.sweep_kernel import sweep
-from reducers.kernels.triton.tiling import join_tile
 
 __all__ = [
-    "join_partials",
     "launch_of",
     "new_partials",
-    "new_results",
     "on_device",
     "sweep_into",
     "sweep_launch",
@@ -163,30 +156,6 @@ def sweep_into(
     _sweep(x, partials, axes, columns, threshold, due, True, slot, mask)
 
 
-@triton_op("reducers::join", mutates_args={})
-def join_partials(
-    partials: Tensor,
-    shape: Sequence[int],
-    columns: str,
-    dtype: torch.dtype,
-    state: Sequence[Tensor],
-    due: Optional[Tensor] = None,  # noqa: UP045
-    first: int = 0,
-    last: int = 1,
-) -> List[Tensor]:  # noqa: UP006
-    """Return the statistics that a table of partial ones stands for, joined with those of a state. One launch.
-
-    Args:
-        shape: of the kept axes.
-        columns: names of `COLUMNS`, with commas between them.
-        dtype: of the tensor that was swept; float64 for integers under a mask.
-        state: the earlier statistics in the order of `columns`, or none.
-        due: an int32 on the device; if it is 0, the result is the state.
-        first, last: of several tables along a first axis those that are joined, one after another; without a state, one of them.
-    """
-    return _join(partials, shape, columns, dtype, state, due, True, first, last)
-
-
 @triton_op("reducers::swept", mutates_args={})
 def swept_in_graph(
     x: Tensor,
@@ -256,12 +225,6 @@ def _many_launch(dtype: torch.dtype, parts: int, columns: str, threshold: float,
     return launch_of(sweep, grid, numbers, {**constants, "DUE": False})
 
 
-def launch_of(kernel: Any, grid: tuple[int, int, int], numbers: Sequence[Any], constants: dict[str, Any]) -> Launch:
-    """Return a launch with these numbers, which follow the tensors of the kernel, and then these constants."""
-    in_order = [constants[name] for name in kernel.arg_names if name in constants]
-    return Launch(kernel, grid, (*numbers, *in_order), constants["num_warps"])
-
-
 def sweep_many(
     x: Tensor,
     partials: Tensor,
@@ -279,71 +242,3 @@ def sweep_many(
         launcher(sweep, True)[grid](*tensors, *numbers, DUE=False, slot=0, **constants)
         return
     _many_launch(x.dtype, parts, columns, threshold, aligned)((x.get_device(), is_aligned(x)), tensors, 0)
-
-
-def _join(
-    partials: Tensor,
-    shape: Sequence[int],
-    columns: str,
-    dtype: torch.dtype,
-    state: Sequence[Tensor],
-    due: Tensor | None,
-    traced: bool,
-    first: int = 0,
-    last: int = 1,
-    cuts: Tensor | None = None,
-) -> list[Tensor]:
-    results = new_results(shape, columns, dtype, partials.device)
-    of = columns, dtype, partials.shape[-2], partials.shape[-1] if cuts is None else shape[0], len(state) > 0, due is not None
-    places = _places(columns)
-    tensors = partials, due, cuts, *_placed(results, places), *_placed(state, places)
-    if traced:
-        grid, numbers, constants = _join_arguments(*of, cuts is not None)
-        launcher(join, True)[grid](*tensors, *numbers, first=first, last=last, **constants)
-    else:
-        _join_launch(*of, cuts is not None)(partials.get_device(), tensors, first, last)
-    return results
-
-
-def _join_arguments(
-    columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, due: bool, many: bool
-) -> tuple[tuple[int, int, int], tuple[int, int], dict[str, Any]]:
-    # Of many tensors the tile does not depend on the others, so the result does not.
-    rows, width = (MOST_PARTS, 1) if many else join_tile(parts, kept)
-    names = columns.split(",")
-    constants = {
-        **join_constants(columns, dtype),
-        "WITH_COUNT": "count" in names,
-        "WITH_NONFINITE": "nonfinite" in names,
-        "STATE": state,
-        "DUE": due,
-        "MANY": many,
-        "PARTS": rows,
-        "COLUMNS": width,
-        "num_warps": WARPS,
-    }
-    return (-(-kept // width), 1, 1), (kept, parts), constants
-
-
-@lru_cache(maxsize=4096)
-def _join_launch(columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, due: bool, many: bool) -> Launch:
-    return launch_of(join, *_join_arguments(columns, dtype, parts, kept, state, due, many))
-
-
-@lru_cache(maxsize=256)
-def _places(columns: str) -> tuple[int | None, ...]:
-    """Return for each output of the kernel that joins which of the columns it is; None if it is none of them."""
-    names = ["total" if COLUMNS[name].is_total else name for name in columns.split(",")]
-    return tuple(names.index(name) if name in names else None for name in OUTPUTS)
-
-
-def _placed(values: Sequence[Tensor], places: Sequence[int | None]) -> tuple[Tensor | None, ...]:
-    """Return tensors, in the order of columns, in that of the arguments of the kernel that joins."""
-    if not values:
-        return (None,) * len(places)
-    return tuple(None if place is None else bytes_of(values[place]) for place in places)
-
-
-def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Return tensors for the statistics of tensors of this dtype, in the order of `columns`."""
-    return [torch.empty(shape, dtype=kind, device=device) for kind in column_dtypes(tuple(columns.split(",")), dtype)]

@@ -83,8 +83,7 @@ def test_every_reducer_names_columns_that_there_are_in_their_dtypes() -> None:
 def test_kernels_in_triton_have_an_output_for_each_column() -> None:
     pytest.importorskip("triton")
     from reducers.kernels.triton.arguments import are_computed
-    from reducers.kernels.triton.join_kernel import join
-    from reducers.kernels.triton.sweep import OUTPUTS
+    from reducers.kernels.triton.join_kernel import OUTPUTS, join
 
     assert {*OUTPUTS} == {"total", *(name for name, column in COLUMNS.items() if not column.is_total)}
     assert [f"{name}_old" for name in OUTPUTS] == [name for name in join.arg_names if name.endswith("_old")]

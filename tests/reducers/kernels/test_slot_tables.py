@@ -22,7 +22,7 @@ from reducers import Max, Mean, Min, Moments, Norm, Sparsity, Statistic, Sum, Su
 from reducers.core.patterns import arrange
 from reducers.kernels import dispatch, waiting
 from reducers.kernels.merging import stack
-from reducers.kernels.triton import lanes, tiling
+from reducers.kernels.triton import gpu_slots, lanes, tiling
 from reducers.kernels.triton.gpu_slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
@@ -111,6 +111,37 @@ def test_the_same_in_all_layouts(pattern: str) -> None:
     whole = [drawn(kind, seed, 2, 4, 5) for seed, kind in enumerate(KINDS[:3])]
     assert_same_bits(Summary(pattern), whole)
     assert_same_bits(Summary(pattern), [x.permute(2, 0, 1)[:, ::2, 1:] for x in whole])
+
+
+def test_parts_of_several_slots_are_joined_by_one_launch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[int, int]] = []
+    each = gpu_slots._join_each
+    monkeypatch.setattr(gpu_slots, "_join_each", lambda *args: launched.append(args[3:5]) or each(*args))
+    xs = [drawn(kind, seed, 5, 3, 9) for seed, kind in enumerate(KINDS)]
+    slots, table = filled(Summary("b c w -> c"), xs)
+    assert slots._one[1] > 1
+    state = slots.join(table, {}, 1, 2)
+    launched.clear()
+    slots.join(table, state, 2, 3)
+    assert launched == []
+    slots.join(table, state, 2, 5)
+    assert launched == [(2, 5)]
+    whole, few = filled(Summary("b c w -> b w"), xs)  # each slot is one part
+    whole.join(few, whole.join(few, {}, 1, 2), 2, 5)
+    assert launched == [(2, 5)]
+
+
+@pytest.mark.parametrize("reducer", REDUCERS, ids=str)
+def test_counts_of_a_slot_may_exceed_32_bits(reducer: Statistic) -> None:
+    """A part has fewer than 2**31 numbers, of which any may be not finite, but a slot has many parts."""
+    slots, table = filled(reducer, [drawn("normal", seed, 5, 3, 9) for seed in range(4)])
+    table[1:, 0] = (2**31 - 1) * (1 + (1 << 32))
+    one = state = slots.join(table, {}, 1, 2)
+    for slot in range(2, 5):
+        one = slots.join(table, one, slot, slot + 1)
+    laws.same_bits(slots.join(table, state, 2, 5), one)
+    for key in {"count", "nonfinite"} & one.keys():
+        assert (one[key] == 4 * table.shape[2] * (2**31 - 1)).all()
 
 
 def test_no_slots_leave_the_state_as_it_is() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -133,6 +134,36 @@ def test_the_bytes_of_a_word_are_reversed_by_two_instructions() -> None:
         words = arguments["TOGETHER"] * arguments["WORDS"] // (32 * arguments["num_warps"])
         code = kernels.loops(kernels.machine_code(kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"])), innermost=True)
         assert {sum("PRMT" in line and "0x123" in line for line in loop) for loop in code} == {2 * words}, dtype
+
+
+@pytest.mark.parametrize("layout", ["everything", "last axis kept"])
+@pytest.mark.parametrize("reducer", ["Summary", "Moments(order=4)", "Mean", "Norm(p=1)"])
+def test_slots_joined_in_two_launches_are_computed_as_by_one(reducer: str, layout: str) -> None:
+    """So bits are the same: sums over parts are of the same layouts, and as many products are rounded before they are added."""
+    x, axes = kernels.layouts(torch.float32)[layout]
+    code = {
+        name: kernels.compiled(kernel, dict(arguments), kernels.TARGETS["sm_90"]).asm
+        for name, kernel, arguments in kernels.launches(x, axes, reducer)
+        if name in ("join", "join_each", "join_ready")
+    }
+    assert sums_over_parts(code["join"]["ttgir"]) == sums_over_parts(code["join_each"]["ttgir"]) != []
+    assert sums_over_parts(code["join_ready"]["ttgir"]) == []
+    one, each, slots = (double_operations(code[name]["ptx"]) for name in ("join", "join_each", "join_ready"))
+    more = one - each - slots  # the compiler of Triton 3.4 computes one of four moments twice
+    assert more in (Counter(), Counter(fma=1, add=1))
+    assert one == each + slots + more
+
+
+def sums_over_parts(code: str) -> list[str]:
+    """The types of what is reduced, with their layouts."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", code, re.MULTILINE))
+    types = re.findall(r'"tt\.reduce"\(.*?\}\) : \((.*?)\) ->', code, re.DOTALL)
+    return sorted(re.sub(r"#\w+", lambda name: layouts.get(name[0], name[0]), found) for found in types)
+
+
+def double_operations(code: str) -> Counter[str]:
+    """How many operations of each kind on float64 there are, such as products that are not rounded before they are added."""
+    return Counter(re.findall(r"\b(fma|mul|add|sub|div)\.(?:rn\.)?f64", code))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
