@@ -117,7 +117,10 @@ class PerObservation(Reducer):
         return {**_joined({**parts, **updated}), **_added(state, counts)}
 
     def _read_each(self, lifted: State) -> dict[str, Tensor] | None:
-        """Return the results of several states, which are stacked along a first axis; None if vmap cannot compute them."""
+        """Return the results of several states, which are stacked along a first axis; None if they are not computed together."""
+        each = self.reducer.compute_each(lifted)
+        if each is not None:
+            return _flat(each)
         with suppress(Exception):  # such as those that depend on values
             return dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
         return None

@@ -155,6 +155,14 @@ class Reducer(ABC):
         """
         return None
 
+    def compute_each(self, states: State) -> Result | None:
+        """Return `compute` of several states, which `states` has along its first axis, stacked along a new first axis.
+
+        Returns:
+            None if they are not computed together.
+        """
+        return None
+
     def slots_for(self, x: Tensor) -> Slots | None:
         """Return how observations like `x` wait on their device, as partial states; None if they do not."""
         return None
@@ -211,6 +219,7 @@ class Reducer(ABC):
         Shortcut("update_all", update_all, frozenset({"update"})),
         Shortcut("batchable", batchable, frozenset({"update"}), frozenset({"update_all"})),
         Shortcut("lift_each", lift_each, frozenset({"update"})),
+        Shortcut("compute_each", compute_each, frozenset({"compute"})),
         Shortcut("slots_for", slots_for, frozenset({"update", "merge"})),
         Shortcut("update_masked", update_masked, frozenset({"update"})),
         Shortcut("merge_all", merge_all, frozenset({"merge"})),

@@ -154,6 +154,9 @@ class Digest(Reducer):
         require_state(self, state)
         return {"digest": digest_of(state["digest"]), "observations": state["observations"].clone()}
 
+    def compute_each(self, states: State) -> Result:
+        return self.compute(states)
+
 
 def digest_of(words: Tensor) -> Tensor:
     """Return the digest of observations from the two sums of each, int64 [..., 2]: not negative, int64 [...]."""

@@ -85,3 +85,6 @@ class Norm(Statistic):
 
     def compute(self, state: State) -> Result:
         return nothing_to_nan(super().compute(state), state)
+
+    def compute_each(self, states: State) -> Result:
+        return self.compute(states)
