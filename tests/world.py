@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import multiprocessing
+import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +40,28 @@ class Raised:
     cause: str
 
 
+# The compiler and what is spread over ranks, too: that nothing of it is imported too early is tested in processes of their own.
+IMPORTED = ["world", "recorders", "cases", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+
+
+def beginning() -> BaseContext:
+    """How processes begin: as copies of one that has imported what scenarios need, and has done nothing else.
+
+    An interpreter of their own needs three seconds for that, and a run of all tests begins some hundred of them.
+    """
+    if sys.platform != "linux":  # elsewhere a copy of a process that has loaded PyTorch may not live long
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what it imports is what the tests import
+        forkserver.ensure_running()
+    return context
+
+
 def serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     """Lives in a process of its own: joins the world, then runs the scenarios it is sent."""
+    gc.freeze()  # as in conftest.py
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "a recorder no longer exists")  # scenarios drop their recorders
     torch.set_num_threads(1)
@@ -61,7 +86,7 @@ class World:
     """Several processes. `run` has some of them act a scenario and returns what each returned or raised."""
 
     def __init__(self, folder: Path, size: int = SIZE) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = beginning()
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
