@@ -10,14 +10,15 @@ import pytest
 import recorders
 
 
-def loaded(code: str) -> set[str]:
-    """The modules that are loaded in a new process after this code."""
-    code = f"{code}\nimport sys\nprint(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+def loaded(*lines: str) -> list[set[str]]:
+    """The modules that are loaded in a new process after each of these lines."""
+    code = "\n".join(("import sys", *(f"{line}\nprint(*sys.modules)" for line in lines)))
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return [set(names.split()) for names in done.stdout.splitlines()]
 
 
 def test_what_watches_trainings_loads_when_it_is_asked_for() -> None:
-    before, after = loaded("import recorders"), loaded("import recorders; recorders.Inspector")
+    before, after = loaded("import recorders", "recorders.Inspector")
     assert not [
         name for name in before if name.startswith(("recorders.watch", "recorders.cli", "torch._dynamo", "torch._inductor"))
     ]

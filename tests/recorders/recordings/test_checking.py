@@ -119,7 +119,7 @@ forgeries = given(st.integers(0, len(CASES) - 1), st.lists(mutation, min_size=1,
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=2000, **quiet)
+@settings(max_examples=500, **quiet)
 @forgeries
 def test_a_mutated_state_is_refused_or_harmless(index: int, mutations: list[tuple[str, int, int]]) -> None:
     survives(index, mutations)
