@@ -261,12 +261,13 @@ def _of_an_element(binary: Any, constants: Mapping[str, Any], dtype: torch.dtype
     found = loops(code)
     loads = re.compile(r"\bLDG\.E(?:\.\w+)*?(?:\.(128|64))?\b(?!\.)")
 
-    def most_loads(loop: list[str]) -> tuple[int, int]:
+    def loads_of(loop: list[str]) -> tuple[int, int]:
         return sum("LDG" in line for line in loop), len(loop)
 
-    # What reads a whole tile is the loop with the most loads; its branches all count as taken. Kernels that hash have a second one
-    # for tiles that are not whole, which is longer.
-    quick = max(found, key=most_loads) if "UNROLL" in constants else min((loop for loop in found if most_loads(loop)[0]), key=len)
+    # What reads a whole tile is the loop with the most loads; its branches all count as taken. Kernels that hash have a second one,
+    # for tiles that are not whole.
+    reading = [loop for loop in found if loads_of(loop)[0]]
+    quick = max(reading, key=loads_of) if "UNROLL" in constants else reading[0]
     widths = [int(load[1] or 32) // 8 for line in quick if (load := loads.search(line))]
     return {
         "instructions an element": len(quick) / _elements_of_a_thread(constants, dtype),
@@ -281,7 +282,8 @@ def _elements_of_a_thread(constants: Mapping[str, Any], dtype: torch.dtype) -> i
         return int(constants["UNROLL"] * constants["VECTOR"])
     if "WORDS" in constants:
         return int(constants["TOGETHER"] * constants["WORDS"] * 8 // dtype.itemsize // (32 * constants["num_warps"]))
-    return int(8 * constants["WIDTH"] // (32 * constants["num_warps"]))
+    octets = 1 if constants["RUNS"] else constants["TOGETHER"]
+    return int(octets * 8 * constants["WIDTH"] // (32 * constants["num_warps"]))
 
 
 def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable[str], targets: Iterable[str]) -> Iterator[Row]:

@@ -15,9 +15,10 @@ from torch.nn.functional import pad
 from reducers.kernels.hashing import signed
 from reducers.kernels.parts import Runs
 from reducers.kernels.triton import launching
+from reducers.kernels.triton.arguments import Arguments
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
-from reducers.kernels.triton.launching import Launch, is_aligned
-from reducers.kernels.triton.sweep import launch_of, on_device
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
+from reducers.kernels.triton.sweep import on_device
 
 __all__ = ["DigestTable", "absorbed", "digest_after", "digest_table", "hash_into", "hashed", "hashes_of"]
 
@@ -151,7 +152,7 @@ def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int],
 def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> None:
     """Write the sums of parts of tensors, words of 64 bits, into a table, int64 [rows, parts, 2]. One launch."""
     grid, numbers, named = _arguments(table.shape[0], table.shape[1], constants, kinds, runs)
-    launching.launcher(hash_parts, True)[grid](words, table, *numbers, row=0, **named)
+    _launch_traced(hash_parts, (grid, numbers, {**named, "row": 0}), (words, table))
 
 
 @triton_op("reducers::finish_hashes", mutates_args={})
@@ -223,9 +224,7 @@ def _sums(table: Tensor) -> Tensor:
     return _finish(table, table.new_empty((table.shape[0], 2)), False)
 
 
-def _arguments(
-    rows: int, parts: int, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]
-) -> tuple[tuple[int, int, int], tuple[int, ...], dict[str, Any]]:
+def _arguments(rows: int, parts: int, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> Arguments:
     """Return the grid of the launch that hashes, and the numbers and the constants that its kernel is given."""
     (number, length, start, stride), a_run = runs, _slots(runs)
     slots = number * a_run
@@ -254,22 +253,44 @@ def _launch(rows: int, parts: int, constants: tuple[int, ...], kinds: tuple[int,
 
 def _finish(table: Tensor, hashes: Tensor, traced: bool) -> Tensor:
     rows, parts, _ = table.shape
-    launching.launcher(finish, traced)[(rows, 1, 1)](table, hashes, parts, BLOCK=_JOINED, num_warps=_WARPS)
+    tensors = table, hashes
+    if traced:
+        _launch_traced(finish, _finishing(rows, parts), tensors)
+    else:
+        _finish_launch(rows, parts)((table.get_device(), is_aligned(table), is_aligned(hashes)), tensors)
     return hashes
+
+
+def _finishing(rows: int, parts: int) -> Arguments:
+    return (rows, 1, 1), (parts,), {"BLOCK": _JOINED, "num_warps": _WARPS}
+
+
+@lru_cache(maxsize=4096)
+def _finish_launch(rows: int, parts: int) -> Launch:
+    return launch_of(finish, *_finishing(rows, parts))
 
 
 def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int], traced: bool) -> list[Tensor]:
     results = [torch.empty(shape, dtype=torch.int64, device=hashes.device) for shape in ((2,), (2,), ())]
-    launching.launcher(absorb, traced)[(1, 1, 1)](
-        hashes,
-        *results,
-        *(state or (None,) * 3),
-        hashes.shape[0],
-        *power,
-        FACTOR=factor[0],
-        OTHER_FACTOR=factor[1],
-        STATE=len(state) > 0,
-        BLOCK=_ABSORBED,
-        num_warps=1,
-    )
+    tensors = hashes, *results, *(state or (None,) * 3)
+    of = hashes.shape[0], tuple(power), tuple(factor), len(state) > 0
+    if traced:
+        _launch_traced(absorb, _absorbing(*of), tensors)
+    else:
+        _absorb_launch(*of)((hashes.get_device(), *(one is None or is_aligned(one) for one in tensors)), tensors)
     return results
+
+
+def _absorbing(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state: bool) -> Arguments:
+    constants = {"FACTOR": factor[0], "OTHER_FACTOR": factor[1], "STATE": state, "BLOCK": _ABSORBED, "num_warps": 1}
+    return (1, 1, 1), (rows, *power), constants
+
+
+@lru_cache(maxsize=256)
+def _absorb_launch(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state: bool) -> Launch:
+    return launch_of(absorb, *_absorbing(rows, power, factor, state))
+
+
+def _launch_traced(kernel: Any, arguments: Arguments, tensors: Sequence[Tensor | None]) -> None:
+    grid, numbers, constants = arguments
+    launching.launcher(kernel, True)[grid](*tensors, *numbers, **constants)

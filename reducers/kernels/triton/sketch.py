@@ -12,9 +12,9 @@ from torch.library import triton_op
 
 from reducers.kernels.parts import Runs
 from reducers.kernels.triton.arguments import DTYPES, Arguments, bytes_of
-from reducers.kernels.triton.launching import Launch, is_aligned, launcher
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launcher
 from reducers.kernels.triton.sketch_kernel import FACTS, OCTET, join_parts, make_signs, sketch_parts
-from reducers.kernels.triton.sweep import launch_of, on_device
+from reducers.kernels.triton.sweep import on_device
 
 __all__ = ["MAX_BUCKETS", "SketchTable", "join_sketches", "sketch_into", "sketch_table", "sketched"]
 
@@ -23,8 +23,10 @@ MAX_BUCKETS = 4096
 
 _FACTS, _OCTET = int(FACTS.value), int(OCTET.value)
 _GROUP = 64  # elements whose signs are one word
-_WIDTH = 512  # buckets of a program, at most
-_ALL_WARPS = 1 << 12  # of the programs of a tensor, at most
+_WIDTH = 256  # buckets of a program, at most
+_LANES = 32  # buckets of a warp: each thread has eight sums, and reads eight elements of an octet
+_TOGETHER = 4  # octets of 16 bits that are read at once; two of others, or threads would take too many registers
+_ALL_WARPS = 1 << 13  # of the programs of a tensor, at most
 _JOINED, _COLUMNS = 512, 4  # parts, and columns of the table, that a program joins at once
 _SIGNS = 512  # groups whose signs a program makes
 _WARPS = 4
@@ -140,18 +142,22 @@ class _Plan(NamedTuple):
 def _plan(rows: int, dtype: torch.dtype, buckets: int, runs: Runs) -> _Plan:
     (number, length, start, stride), a_run = runs, _octets(runs, buckets)
     octets, width = number * a_run, min(buckets, _WIDTH)
+    double = not dtype.is_floating_point or dtype is torch.float64
+    together = _TOGETHER if dtype.itemsize == 2 and not double else 2
     a_part = -(-octets // min(octets, _most_parts(buckets)))
+    a_part = -(-a_part // together) * together if a_part > together else a_part
     parts, columns, words = -(-octets // a_part), buckets // width, octets * _OCTET * buckets // _GROUP
     begins = (start, *((stride,) if number > 1 else ()), *((length,) if rows * number > 1 else ()))
     table = rows, columns, parts, width + _FACTS
     constants = {
-        "DOUBLE": not dtype.is_floating_point or dtype is torch.float64,
+        "DOUBLE": double,
         "INTEGER": not dtype.is_floating_point,
         "RUNS": number > 1,
         "STRAIGHT": all(begin % 8 == 0 for begin in begins),
+        "TOGETHER": together,
         "BUCKETS": buckets,
         "WIDTH": width,
-        "num_warps": width // _GROUP,
+        "num_warps": width // _LANES,
     }
     making = (
         (-(-words // _SIGNS), 1, 1),
@@ -187,7 +193,7 @@ def _buckets(table: Sequence[int]) -> int:
 
 
 def _most_parts(buckets: int) -> int:
-    return _ALL_WARPS // (buckets // _GROUP)
+    return _ALL_WARPS // (buckets // _LANES)
 
 
 def _octets(runs: Sequence[int], buckets: int) -> int:

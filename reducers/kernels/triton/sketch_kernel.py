@@ -161,6 +161,21 @@ def _read(
 
 
 @triton.jit
+def _read_whole(x, signs, turn, octet, before, column, BUCKETS: tl.constexpr, WIDTH: tl.constexpr, STRAIGHT: tl.constexpr):
+    """Return what `_read` does of an octet that is there as a whole, in the only run, and the signs."""
+    value, _, half = _read(x, signs, turn, None, octet, True, 0, before, column, True, BUCKETS, WIDTH, STRAIGHT)
+    return value, half
+
+
+@triton.jit
+def _with_whole(sums, power, low, high, value, half, NUMBER: tl.constexpr):
+    """Return sums, those of the squares, and extremes with what an octet that is there as a whole adds to them."""
+    value = value.to(NUMBER)
+    sums, power = _with_added(sums, power, value, half)
+    return sums, power, tl.minimum(low, value), tl.maximum(high, value)
+
+
+@triton.jit
 def _with_added(sums, power, value, half):
     """Return the sums, and those of the squares, with what an octet adds to them; `half` are signs, 32 in a word."""
     wide = value.to(tl.float64)
@@ -188,6 +203,7 @@ def sketch_parts(
     INTEGER: tl.constexpr,
     RUNS: tl.constexpr,
     STRAIGHT: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BUCKETS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -207,6 +223,7 @@ def sketch_parts(
         DOUBLE: elements are numbers in float64, not in float32.
         RUNS: whether there is more than one run.
         STRAIGHT: whether all octets begin at a multiple of eight elements.
+        TOGETHER: octets that are read at once, 2 or 4.
         WIDTH: the buckets of a program.
     """
     NUMBER: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -232,34 +249,30 @@ def sketch_parts(
     if not RUNS:  # first the octets that are there as a whole
         full += tl.where((begin == 0) & (before > 0), 1, 0)
         full_stop = tl.maximum(tl.minimum(stop, (before + length) // SIZE), full)
+        full_stop = full + (full_stop - full) // TOGETHER * TOGETHER
         if full < full_stop:
             last = full_stop - 1
-            turn = _turns_of(turns, full, True)
-            value, there, half = _read(x, signs, turn, origins, full, True, length, before, column, True, BUCKETS, WIDTH, STRAIGHT)
-            turn = _turns_of(turns, tl.minimum(full + 1, last), True)
-            for octet in range(full, full_stop):  # the next octet is on its way meanwhile, and the turns of the one after it
-                following, there, its_half = _read(
-                    x,
-                    signs,
-                    turn,
-                    origins,
-                    tl.minimum(octet + 1, last),
-                    True,
-                    length,
-                    before,
-                    column,
-                    True,
-                    BUCKETS,
-                    WIDTH,
-                    STRAIGHT,
-                )
-                turn = _turns_of(turns, tl.minimum(octet + 2, last), True)
-                number = value.to(NUMBER)
-                low = tl.minimum(low, number)
-                high = tl.maximum(high, number)
-                sums, power = _with_added(sums, power, number, half)
-                value = following
-                half = its_half
+            turn_0 = _turns_of(turns, full, True)
+            turn_1 = _turns_of(turns, full + 1, True)
+            if TOGETHER > 2:
+                turn_2 = _turns_of(turns, full + 2, True)
+                turn_3 = _turns_of(turns, full + 3, True)
+            for octet in range(full, full_stop, TOGETHER):  # several are on their way at once, and the turns of the next ones
+                value_0, half_0 = _read_whole(x, signs, turn_0, octet, before, column, BUCKETS, WIDTH, STRAIGHT)
+                value_1, half_1 = _read_whole(x, signs, turn_1, octet + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
+                if TOGETHER > 2:
+                    value_2, half_2 = _read_whole(x, signs, turn_2, octet + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
+                    value_3, half_3 = _read_whole(x, signs, turn_3, octet + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
+                following = tl.minimum(octet + TOGETHER, last - (TOGETHER - 1))
+                turn_0 = _turns_of(turns, following, True)
+                turn_1 = _turns_of(turns, following + 1, True)
+                sums, power, low, high = _with_whole(sums, power, low, high, value_0, half_0, NUMBER)
+                sums, power, low, high = _with_whole(sums, power, low, high, value_1, half_1, NUMBER)
+                if TOGETHER > 2:
+                    turn_2 = _turns_of(turns, following + 2, True)
+                    turn_3 = _turns_of(turns, following + 3, True)
+                    sums, power, low, high = _with_whole(sums, power, low, high, value_2, half_2, NUMBER)
+                    sums, power, low, high = _with_whole(sums, power, low, high, value_3, half_3, NUMBER)
     again = (tl.sum(power) < float("inf")) == 0
     full_stop = tl.where(again, full, full_stop)
     sums = tl.where(again, 0.0, sums)
