@@ -282,6 +282,9 @@ def join_parts(
     Args:
         tables: of each leaf those of `slots_in`.
     """
+    if len(leaves) == 1 and len(leaves[0]) == 1 and not leaves[0][0].prefix:  # as below, in fewer calls
+        (part,) = leaves[0]
+        return {part.path: part.reducer.update_slots(states.get(part.path, {}), part.slots, tables[0], start, stop)}
     found: dict[str, State] = {}
     own_tables = iter(tables)
     for parts in leaves:

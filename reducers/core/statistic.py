@@ -193,7 +193,7 @@ class Statistic(Counted):
 
     def update_slots(self, state: State, slots: ColumnSlots, table: Tensor, first: int, last: int) -> State:
         state = to_device(state, table.device)
-        if not self.columns:
+        if not self._asked[0]:
             return self.update_rows(state, slots.rows(table, first, last))
         while first < last and not joinable(slots, state):
             state = self.merge(state, slots.join(table, {}, first, first + 1))

@@ -179,9 +179,9 @@ def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: St
     """Return whether the state is one of this reducer, for observations of this shape and of the dtype they are reduced in."""
     if not state:
         return True
-    if len(state) != len(columns) or not all(key in state for key in columns):
+    if state.keys() != columns.keys():
         return False
-    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    kept = tuple([size for axis, size in enumerate(x.shape) if axis not in axes])
     for value, wanted in zip(map(state.__getitem__, columns), column_dtypes(tuple(columns.values()), dtype), strict=True):
         if value.shape != kept or value.dtype is not wanted or not value.is_contiguous() or value.is_neg():
             return False

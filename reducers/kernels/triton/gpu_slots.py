@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_plan, takes_columns
+from reducers.kernels.triton.arguments import kept_shape, sweep_plan, takes_columns
 from reducers.kernels.triton.join import _join, _join_each, each_joined, join_partials, new_results
 from reducers.kernels.triton.launching import is_aligned
 from reducers.kernels.triton.sweep import new_partials, on_device, sweep_into, sweep_launch
@@ -55,7 +55,7 @@ class SlotTable:
         """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
         if type(x) is Tensor:
             with on_device(x):
-                self._launch((x.get_device(), is_aligned(x), True), (bytes_of(x), table, *_UNUSED), slot)
+                self._launch((x.get_device(), is_aligned(x), True), (x, table, *_UNUSED), slot)
         else:
             x = x.as_strided(self.like.shape, self.like.stride())
             sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)

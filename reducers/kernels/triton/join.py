@@ -23,6 +23,7 @@ __all__ = ["each_joined", "join_partials", "new_results"]
 Arguments = tuple[tuple[int, int, int], tuple[int, int], dict[str, Any]]
 """The grid of a launch, how many kept positions and parts there are, and the constants of the kernel."""
 
+_NOTHING = (None,) * len(OUTPUTS)  # of a state, if there is none
 _LANES = 128  # columns that a program joins if parts are joined already: one for each lane
 
 
@@ -77,16 +78,21 @@ def _join(
     cuts: Tensor | None = None,
     ready: bool = False,
 ) -> list[Tensor]:
-    results = new_results(shape, columns, dtype, partials.device)
-    kept = partials.shape[-1] if cuts is None else shape[0]
-    of = columns, dtype, partials.shape[-2], kept, len(state) > 0, due is not None, cuts is not None, ready
-    places = _places(columns)
-    tensors = partials, due, cuts, *_placed(results, places), *_placed(state, places)
+    parts, kept = partials.shape[-2:]
+    if cuts is not None:
+        kept = shape[0]
+    of = columns, dtype, parts, kept, len(state) > 0, due is not None, cuts is not None, ready
+    kinds, places = _outputs(columns, dtype)
+    device = partials.device
+    results = [torch.empty(shape, dtype=kind, device=device) for kind in kinds]
+    placed = [None if place is None else results[place] for place in places]
+    before = [None if place is None else state[place] for place in places] if state else _NOTHING
     if traced:
         grid, numbers, constants = _join_arguments(*of)
-        launcher(join, True)[grid](*tensors, *numbers, first=first, last=last, **constants)
+        tensors = [None if x is None else bytes_of(x) for x in (*placed, *before)]
+        launcher(join, True)[grid](partials, due, cuts, *tensors, *numbers, first=first, last=last, **constants)
     else:
-        _join_launch(*of)(partials.get_device(), tensors, first, last)
+        _join_launch(*of)(partials.get_device(), (partials, due, cuts, *placed, *before), first, last)
     return results
 
 
@@ -118,18 +124,27 @@ def _join_launch(
     return launch_of(join, *_join_arguments(columns, dtype, parts, kept, state, due, many, ready))
 
 
+@lru_cache(maxsize=1024)
+def _outputs(columns: str, dtype: torch.dtype) -> tuple[tuple[torch.dtype, ...], tuple[int | None, ...]]:
+    """Return the dtypes of the columns, and for each output of the kernel that joins which column it is; None if it is none."""
+    columns_of = tuple(columns.split(","))
+    names = ["total" if COLUMNS[name].is_total else name for name in columns_of]
+    return column_dtypes(columns_of, dtype), tuple([names.index(name) if name in names else None for name in OUTPUTS])
+
+
 def _join_each(partials: Tensor, columns: str, dtype: torch.dtype, first: int, last: int, traced: bool) -> Tensor:
     _, number, parts, kept = partials.shape
     joined = torch.empty((last - first, number + 1, 1, kept), dtype=torch.int64, device=partials.device)
     if traced:
-        grid, numbers, constants = _each_arguments(columns, dtype, parts, kept, last - first)
-        launcher(join_each, True)[grid](partials, joined, *numbers, first=first, **constants)
+        (blocks, _, _), numbers, constants = _each_arguments(columns, dtype, parts, kept)
+        launcher(join_each, True)[blocks, last - first, 1](partials, joined, *numbers, first=first, **constants)
     else:
-        _each_launch(columns, dtype, parts, kept, last - first)(partials.get_device(), (partials, joined), first)
+        _each_launch(columns, dtype, parts, kept)(partials.get_device(), (partials, joined), first, times=last - first)
     return joined
 
 
-def _each_arguments(columns: str, dtype: torch.dtype, parts: int, kept: int, slots: int) -> Arguments:
+def _each_arguments(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Arguments:
+    """Return what the launch for one slot is given."""
     rows, width = join_tile(parts, kept)  # as parts are joined to a state, or sums would have other bits
     constants = {
         **join_constants(columns, dtype),
@@ -139,28 +154,14 @@ def _each_arguments(columns: str, dtype: torch.dtype, parts: int, kept: int, slo
         "num_warps": WARPS,
     }
     del constants["WITH_MIN"], constants["WITH_MAX"]
-    return (-(-kept // width), slots, 1), (kept, parts), constants
+    return (-(-kept // width), 1, 1), (kept, parts), constants
 
 
 @lru_cache(maxsize=4096)
-def _each_launch(columns: str, dtype: torch.dtype, parts: int, kept: int, slots: int) -> Launch:
-    return launch_of(join_each, *_each_arguments(columns, dtype, parts, kept, slots))
-
-
-@lru_cache(maxsize=256)
-def _places(columns: str) -> tuple[int | None, ...]:
-    """Return for each output of the kernel that joins which of the columns it is; None if it is none of them."""
-    names = ["total" if COLUMNS[name].is_total else name for name in columns.split(",")]
-    return tuple(names.index(name) if name in names else None for name in OUTPUTS)
-
-
-def _placed(values: Sequence[Tensor], places: Sequence[int | None]) -> tuple[Tensor | None, ...]:
-    """Return tensors, in the order of columns, in that of the arguments of the kernel that joins."""
-    if not values:
-        return (None,) * len(places)
-    return tuple(None if place is None else bytes_of(values[place]) for place in places)
+def _each_launch(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Launch:
+    return launch_of(join_each, *_each_arguments(columns, dtype, parts, kept))
 
 
 def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Return tensors for the statistics of tensors of this dtype, in the order of `columns`."""
-    return [torch.empty(shape, dtype=kind, device=device) for kind in column_dtypes(tuple(columns.split(",")), dtype)]
+    return [torch.empty(shape, dtype=kind, device=device) for kind in _outputs(columns, dtype)[0]]

@@ -120,10 +120,19 @@ def are_swept(x: Tensor, columns: str, mask: Tensor | None) -> bool:
     return x.dtype in DTYPES and takes_columns(swept_dtype(x, mask), columns.split(","))
 
 
+_HERE = nullcontext()
+
+
+@lru_cache(maxsize=1)
+def _is_alone() -> bool:
+    """Return whether this process has one GPU. CUDA is in use, so that this stays."""
+    return torch.cuda.device_count() == 1
+
+
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
     """Makes the device of a tensor the current one, on which kernels are launched."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return nullcontext()
+    if not x.is_cuda or _is_alone() or x.get_device() == torch.cuda.current_device():
+        return _HERE
     return torch.cuda.device(x.device)
 
 

@@ -19,7 +19,7 @@ from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.distributed.placement import Placement
 from recorders.ring import ring as codecs
 from recorders.ring.ring import COPIES, LOOKS, Copies, PartialStates, Ring
-from reducers import EMA, Collect, FirstNonfinite, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
+from reducers import EMA, Collect, FirstNonfinite, Mean, Moments, Norm, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.cpp import library
 
 needs_loop = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
@@ -144,6 +144,18 @@ def test_tokens_of_many_shapes_after_a_long_prompt_wait_in_the_ring_of_the_promp
     assert [type(ring.codec) for ring in rings(monitor)].count(PartialStates) == 1
     assert our_calls_of(lambda: [layer(x) for x in xs]) <= 22 * len(xs)
     laws.close(monitor.state, updated(Summary(), xs * 3), rtol=1e-12)
+
+
+@needs_loop
+@pytest.mark.parametrize(("reducer", "most"), [(Summary(), 30), (Mean("b c -> c"), 30), (Product(a=Mean(), b=Norm()), 50)], ids=str)
+def test_what_waits_is_joined_in_few_calls(reducer: Reducer, most: int) -> None:
+    monitor = ForwardMonitor(reducer, layer := nn.Identity())
+    x = drawn(0, 256, 128)
+    for _ in range(10):
+        layer(x)
+    monitor.buffer.flush()
+    layer(x)
+    assert our_calls_of(monitor.buffer.flush) <= most
 
 
 @needs_loop

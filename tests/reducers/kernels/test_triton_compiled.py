@@ -7,18 +7,22 @@ import os
 import re
 import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from paths import ROOT
+from profiled import calls_of
 from torch import Tensor
 
 if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs triton (extra gpu-tests), not interpreted", allow_module_level=True)
 
+import triton
 from torch._dynamo.backends.common import aot_autograd
 
+from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.sweep import swept
 
@@ -152,6 +156,60 @@ def test_slots_joined_in_two_launches_are_computed_as_by_one(reducer: str, layou
     more = one - each - slots  # the compiler of Triton 3.4 computes one of four moments twice
     assert more in (Counter(), Counter(fma=1, add=1))
     assert one == each + slots + more
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """A compiled kernel that is launched nowhere, and what each of its launches is given."""
+    x, axes = kernels.layouts(torch.float32)["everything"]
+    _, kernel, arguments = next(kernels.launches(x, axes, "Mean"))
+    compiled, seen = kernels.compiled(kernel, dict(arguments), kernels.TARGETS["sm_90"]), list[Any]()
+    compiled.module, compiled.function = object(), 7  # it is loaded
+    setattr(compiled, "_run" if hasattr(type(compiled), "run") else "run", lambda *args: seen.append(args))
+    there = SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 5))
+    for module in (launching, triton.compiler.compiler):
+        monkeypatch.setattr(module, "driver", there)
+    return compiled, seen
+
+
+class Kernel:
+    """A kernel that is compiled already."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: self.compiled
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_launch_that_is_made_again_is_that_of_triton(
+    known: bool, runs: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert triton.__version__.startswith(launching._RUNS)
+    if not known:  # of a version that is not known, Triton's own launch is made
+        monkeypatch.setattr(launching, "_RUNS", ())
+    (compiled, seen), x = runs, torch.zeros(3)
+    launch = launching.Launch(Kernel(compiled), (2, 3, 1), (4, 5), 8)
+    launch("kind", (x, None), 9, times=2)  # is compiled
+    seen.clear()
+    launch("kind", (x, None), 9, times=2)
+    compiled[2, 6, 1](x.data_ptr(), None, 4, 5, 9)
+    ours, wanted = seen
+    assert (*ours[:6], *ours[9:]) == (*wanted[:6], *wanted[9:])
+    assert not known or ours[6:9] == (None, None, None)  # what hooks are told, and the hooks
+    assert not known or calls_of(lambda: launch("kind", (x, None), 9)) <= 16
+
+
+def test_a_hook_of_triton_is_told_of_each_launch(runs: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, seen = runs
+    launch = launching.Launch(Kernel(compiled), (2, 3, 1), (), 8)
+    for _ in range(2):
+        launch("kind", (None,))
+    assert seen.pop()[7] is None
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", hook := lambda told: None)
+    launch("kind", (None,))
+    assert seen.pop()[7] is hook
 
 
 def sums_over_parts(code: str) -> list[str]:
