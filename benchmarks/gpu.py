@@ -1,6 +1,6 @@
 """What recording costs on a GPU: training steps, memory bandwidth, what a call launches, and others beside us. One run, in turn.
 
-It writes `results/gpu.json`, with the name of the device, after each row. With `--only` the sections that were measured before on
+It writes `results/gpu.json` after each row, in which each device has its sections. With `--only` the others that were measured on
 this device stay. With `--quick`, or on a CPU, all networks and tensors are tiny and their figures mean nothing; then it writes
 `results/gpu_quick.json`.
 
@@ -31,6 +31,7 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "training-big": partial(gpu_training.training, name=gpu_training.BIG),
     "training-compiled": partial(gpu_training.training, execution="compiled"),
     "training-big-compiled": partial(gpu_training.training, name=gpu_training.BIG, execution="compiled"),
+    "hashes": gpu_kernels.hashes,
     "calls": gpu_kernels.calls,
     "observations": gpu_peers.observations,
     "steps": gpu_peers.steps,
@@ -41,6 +42,7 @@ WHAT = {
     "training-compiled": f"the same step of {gpu_training.SMALL} parameters, compiled",
     "training-big-compiled": f"the same step of {gpu_training.BIG} parameters, compiled",
     "bandwidth": f"an update of {gpu_kernels.BYTES >> 20} MB in a CUDA graph, as a share of the speed of a copy and of `x.sum()`",
+    "hashes": f"digests and sketches of {gpu_kernels.BYTES >> 20} MB in a CUDA graph, as a multiple of `x.sum()`",
     "calls": f"one of {gpu_kernels.CALLS} recorded calls of a layer whose output has 25 MB",
     "observations": "one observation of the output of a layer that does nothing, as a multiple of x.sum()",
     "steps": "a training step of the 124 M network, observed by each, as a multiple of the bare one",
@@ -51,6 +53,7 @@ MINUTES = {
     "training-big": 3,
     "training-compiled": 6,
     "training-big-compiled": 8,
+    "hashes": 1,
     "calls": 3,
     "observations": 3,
     "steps": 4,
@@ -78,11 +81,11 @@ def described(device: torch.device) -> dict[str, Any]:
     }
 
 
-def stored(name: str, device: dict[str, Any]) -> dict[str, Any]:
-    """The sections that were measured before on this device."""
+def stored(name: str) -> dict[str, Any]:
+    """What was measured before, by the name of the device."""
     path = RESULTS / f"{name}.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    return before.get("sections", {}) if before.get("device") == device else {}
+    found: dict[str, Any] = json.loads(path.read_text())["devices"] if path.exists() else {}
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,14 +112,16 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         print("triton is missing: the GPU's figures are those of plain PyTorch calls", file=sys.stderr)
     name, of = "gpu_quick" if chosen.quick else "gpu", described(device)
-    sections = stored(name, of) if chosen.only else {}
+    devices = stored(name)
+    sections = devices.get(of["name"], {}).get("sections", {}) if chosen.only else {}
     names = [chosen.only] if chosen.only else [name for name in SECTIONS if not (chosen.quick and "big" in name)]
     for section in names:
         print(f"== {section}: {WHAT[section]}", flush=True)
 
         def keep(found: Findings, section: str = section) -> None:
             sections[section] = {"what": WHAT[section], "rows": found.rows, "left_out": found.left_out}
-            write(name, device=of, sections=sections, packages=versions("torchmetrics", "monitorch", "wandb"))
+            one = {"device": of, "torch": torch.__version__, "sections": sections}
+            write(name, devices={**devices, of["name"]: one}, packages=versions("torchmetrics", "monitorch", "wandb"))
 
         SECTIONS[section](Findings(keep), device, chosen.quick)
     return 0

@@ -17,9 +17,9 @@ from gpu_timing import QUICK, Effort, Findings, graphed, host_time, in_turn, ker
 from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Recorder
-from reducers import Activity, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Sparsity, Summary
+from reducers import Activity, Digest, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Sketch, Sparsity, Summary
 
-__all__ = ["LAYOUTS", "REDUCERS", "bandwidth", "calls"]
+__all__ = ["LAYOUTS", "REDUCERS", "bandwidth", "calls", "hashes"]
 
 BYTES = 1 << 28
 """Of a tensor whose bandwidth is measured: so many that the cache of the device does not hold it."""
@@ -46,6 +46,8 @@ SWEPT: dict[str, Callable[[str], Reducer]] = {
     "Histogram": lambda pattern: Histogram(pattern, bins=100, low=-5.0, high=5.0),
 }
 REDUCERS: dict[str, Callable[[str], Reducer]] = {**SWEPT, "Sparsity": Sparsity, "Activity": Activity}
+
+HASHED: dict[str, Reducer] = {"Digest": Digest(), "Sketch(k=64)": Sketch(64), "Sketch": Sketch(), "Sketch(k=4096)": Sketch(4096)}
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -91,6 +93,46 @@ def bandwidth(found: Findings, device: torch.device, quick: bool) -> None:
                 row["of a copy"] = row["GB/s"] / row["copy GB/s"]
                 shown = f"{row['GB/s']:.0f} GB/s, {row['of x.sum()']['median']:.0%} of x.sum(); {row['host us']:.0f} us of the host"
                 found.add(row, shown)
+
+
+def hashes(found: Findings, device: torch.device, quick: bool) -> None:
+    """Digests and sketches of a big tensor, as multiples of `x.sum()`; that sketches are of all of it is checked first."""
+    for dtype in DTYPES[:1] if quick else DTYPES:
+        x = torch.randn((1 << 14 if quick else BYTES // dtype.itemsize), dtype=dtype, device=device)
+        of = {"dtype": str(dtype).removeprefix("torch.")}
+        functions: dict[str, Callable[[], object]] = {"x.sum()": x.sum}
+        exact = _exact(x[None], "b d -> b")
+        for who, reducer in HASHED.items():
+            function = found.tried(partial(_hashing, reducer, x, exact), **of, who=who)
+            functions.update({who: function} if function else {})
+        host = {who: host_time(function) for who, function in functions.items()}
+        graphs = {who: graphed(function, device, GRAPH) for who, function in functions.items()}
+        times = in_turn(graphs, device, QUICK if quick else EFFORT)
+        for who in [name for name in functions if name in HASHED]:
+            row = {
+                **of,
+                "who": who,
+                "ms": {name: value / GRAPH for name, value in summary(times[who]).items()},
+                "host us": host[who],
+                "host us of x.sum()": host["x.sum()"],
+                "x sum": ratios(times[who], times["x.sum()"]),
+            }
+            found.add(row, f"{row['x sum']['median']:.2f} x x.sum(); {row['host us']:.0f} us of the host")
+
+
+def _hashing(reducer: Reducer, x: Tensor, exact: Mapping[str, Tensor]) -> Callable[[], object]:
+    """The update of one of `HASHED`. Of a sketch, norm, extremes and count are compared, and its length, which is that of `x`."""
+    state = reducer.update({}, x)
+    if isinstance(reducer, Sketch):
+        result: Any = reducer.compute(state)
+        for key, wanted in {"norm": exact["squares"].sqrt(), "min": exact["min"], "max": exact["max"]}.items():
+            torch.testing.assert_close(result[key], wanted[0].double(), rtol=1e-6, atol=0, msg=key)
+        assert int(result["count"]) == x.numel(), "count"
+        length = float(result["sketch"].square().sum() / exact["squares"][0])
+        assert abs(length - 1) < 6 * (16 / 7 / reducer.k) ** 0.5, (
+            f"the square of the length of the sketch is {length:.3f} of that of x"
+        )
+    return lambda: reducer.update(state, x)
 
 
 def _exact(x: Tensor, pattern: str) -> dict[str, Tensor]:

@@ -14,12 +14,14 @@ SHOWN = ("float32", "bfloat16")
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Every section that was measured, as a table; a sentence if nothing was."""
+    """Every section that was measured on each device, as a table; a sentence if nothing was."""
     if not result:
         return "Not measured yet: no GPU was at hand."
-    sections = result["sections"]
-    device = result["device"]
-    lines = [f"{device['name']}, torch {result['machine']['torch']}, triton {device.get('triton', 'missing')}."]
+    return "\n\n".join(_tables_of(**one) for one in result["devices"].values())
+
+
+def _tables_of(device: dict[str, Any], torch: str, sections: dict[str, Any]) -> str:
+    lines = [f"{device['name']}, torch {torch}, triton {device.get('triton', 'missing')}."]
     for name, make in MAKERS.items():
         if rows := sections.get(name, {}).get("rows"):
             lines += ["", f"{_capital(sections[name]['what'])}:", "", *make(rows)]
@@ -65,6 +67,13 @@ def _speed(row: Row | None) -> str:
     return "" if row is None else f"{row['GB/s']:.0f} GB/s, {row['of x.sum()']['median']:.0%}"
 
 
+def _hashes(rows: list[Row]) -> list[str]:
+    names = list(dict.fromkeys(row["who"] for row in rows))
+    cells = {(row["who"], row["dtype"]): f"{row['x sum']['median']:.2f}x" for row in rows}
+    found = [[dtype, *(cells.get((who, dtype), "") for who in names)] for dtype in dict.fromkeys(row["dtype"] for row in rows)]
+    return _table(["an update of", *(f"`{who}`" for who in names)], found)
+
+
 def _calls(rows: list[Row]) -> list[str]:
     found = [
         [
@@ -95,6 +104,7 @@ MAKERS: dict[str, Callable[[list[Row]], list[str]]] = {
     "steps": _steps,
     "observations": _observations,
     "bandwidth": _bandwidth,
+    "hashes": _hashes,
     "calls": _calls,
 }
 

@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 
 from recorders import BackwardMonitor, ForwardMonitor, ParameterGradientMonitor, Recorder
 from recorders._torch import CAPTURES_IN_GRAPHS
-from reducers import Mean, Norm, Summary
+from reducers import Collect, Digest, Fingerprints, Mean, Norm, PerObservation, Summary
 
 __all__ = ["BAR", "BIG", "EVERY", "SIZES", "SMALL", "TINY", "VARIANTS", "Rig", "Size", "network", "training"]
 
@@ -108,6 +108,8 @@ VARIANTS: dict[str, Put] = {
     "Summary of outputs and gradients": both_ways,
     "norms of parameter gradients": gradients,
     f"Summary of outputs, every {EVERY}th step": outputs(Summary(), every_step=EVERY),
+    "digests of outputs": outputs(PerObservation(Digest(), Collect())),
+    "fingerprints of outputs": outputs(Fingerprints()),
 }
 
 

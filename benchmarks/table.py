@@ -32,10 +32,11 @@ def headline() -> str:
     if step:
         label = "training step of a transformer with nine statistics of every output of its leaf modules, of the bare step"
         found.append((label, ", ".join(step.values())))
-    big = _result("gpu").get("sections", {}).get("training-big", {}).get("rows", [])
+    devices = _result("gpu").get("devices", {})
+    on, big = next(((on, rows["rows"]) for on, one in devices.items() if (rows := one["sections"].get("training-big"))), ("", []))
     steps = {row["who"]: f"{row['x bare']['mean']:.2f}x" for row in big if row["execution"] == "eager"}
     if steps:
-        label = f"the same on a GPU ({_result('gpu')['device']['name']}), a transformer of {big[0]['network']} parameters, eager"
+        label = f"the same on a GPU ({on}), a transformer of {big[0]['network']} parameters, eager"
         both = steps.get("Summary of outputs and gradients")
         found.append((label, f"{steps['Summary of outputs']}{f'; {both} with all gradients' if both else ''}"))
     floor = {row["reducer"]: row["x floor"] for row in _result("floor").get("rows", []) if row["layout"] == "per tensor"}

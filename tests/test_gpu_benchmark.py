@@ -36,13 +36,13 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setattr(measure, "RESULTS", folder)
         patch.setattr(gpu, "RESULTS", folder)
         assert gpu.main(["--device", "cpu", "--quick"]) == 0
-    found: dict[str, Any] = json.loads((folder / "gpu_quick.json").read_text())
+    (found,) = json.loads((folder / "gpu_quick.json").read_text())["devices"].values()
     assert [path.name for path in folder.iterdir()] == ["gpu_quick.json"]
     assert list(found["sections"]) == [name for name in gpu.SECTIONS if "big" not in name]
     assert gpu.WHAT.keys() == gpu.SECTIONS.keys() == gpu.MINUTES.keys()
     assert sum(gpu.MINUTES.values()) <= 45
     assert max(gpu.MINUTES.values()) <= 8
-    return found
+    return dict(found)
 
 
 def rows(result: dict[str, Any], section: str) -> list[dict[str, Any]]:
@@ -59,6 +59,8 @@ def test_every_variant_steps_eager_and_one_compiled(result: dict[str, Any]) -> N
         "Summary of outputs and gradients",
         "norms of parameter gradients",
         "Summary of outputs, every 10th step",
+        "digests of outputs",
+        "fingerprints of outputs",
     ]
     assert [who for execution, who in found if execution == "compiled"] == ["Summary of outputs"]
     for row in found.values():
@@ -69,6 +71,7 @@ def test_every_variant_steps_eager_and_one_compiled(result: dict[str, Any]) -> N
 def test_every_reducer_is_measured_over_every_layout_and_called(result: dict[str, Any]) -> None:
     measured = {(row["who"], row["layout"], row["dtype"]) for row in rows(result, "bandwidth")}
     assert len(measured) == 8 * 4
+    assert {row["who"] for row in rows(result, "hashes")} == {"Digest", "Sketch(k=64)", "Sketch", "Sketch(k=4096)"}
     called = {(row["who"], row["pattern"]) for row in rows(result, "calls")}
     assert len(called) == 10
     assert all("launches" not in row for row in rows(result, "calls"))  # nothing of a GPU is made up
@@ -97,7 +100,7 @@ def test_the_tables_show_what_was_measured_and_nothing_if_nothing_was(
     training = [{**row, "peak bytes": 5e6, "peak bytes, bare": 2e6, "bar": 1.03} for row in rows(result, "training")]
     sections = {**result["sections"], "calls": {"what": "one call", "rows": on_gpu, "left_out": []}}
     sections["training"] = {**sections["training"], "rows": training}
-    text = gpu_tables.tables({**result, "sections": sections})
+    text = gpu_tables.tables({"devices": {"one": {**result, "sections": sections}}})
     assert "| `Mean` | `b -> b` | 2.00 | 3.00 MB | no |" in text
     assert text.count("+3 MB, to be at most 1.03x") == len(training)
     assert "wandb.watch (not installed)" in text
