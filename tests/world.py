@@ -47,7 +47,7 @@ IMPORTED = ["world", "recorders", "cases", "torch._dynamo", "torch.distributed.f
 def beginning() -> BaseContext:
     """How processes begin: as copies of one that has imported what scenarios need, and has done nothing else.
 
-    An interpreter of their own needs three seconds for that, and a run of all tests begins some hundred of them.
+    An interpreter of their own needs three seconds for that, and the tests begin dozens of them.
     """
     if sys.platform != "linux":  # elsewhere a copy of a process that has loaded PyTorch may not live long
         return multiprocessing.get_context("spawn")
