@@ -27,7 +27,7 @@ from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.hashing import mix, shift_right
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import real
-from reducers.kernels.waiting import Writer
+from reducers.kernels.waiting import KernelWriter
 
 __all__ = ["FACTS", "join_facts", "sketch_writer", "sketched"]
 
@@ -43,7 +43,7 @@ class Sketching(NamedTuple):
     """Kernels that add with random signs, and that write what they find in observations to memory that is there."""
 
     sketched: Callable[..., tuple[Tensor, Tensor] | None]
-    table: Callable[..., Writer | None]
+    table: Callable[..., KernelWriter | None]
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +80,7 @@ def sketched(xs: Tensor, buckets: int, part: TensorPart | None = None) -> tuple[
     return _added([_sketched(piece, buckets, runs) for piece, runs in runs_of(xs, part)])
 
 
-def sketch_writer(x: Tensor, buckets: int) -> Writer | None:
+def sketch_writer(x: Tensor, buckets: int) -> KernelWriter | None:
     """Return what writes the facts and the sums of whole contiguous observations like `x`, float64 [5] and [buckets].
 
     None if its device has no kernel for them.
@@ -90,7 +90,9 @@ def sketch_writer(x: Tensor, buckets: int) -> Writer | None:
 
 
 @lru_cache(maxsize=1024)
-def _writer(make: Callable[..., Writer | None], shape: tuple[int, ...], dtype: torch.dtype, buckets: int) -> Writer | None:
+def _writer(
+    make: Callable[..., KernelWriter | None], shape: tuple[int, ...], dtype: torch.dtype, buckets: int
+) -> KernelWriter | None:
     return make(torch.empty(shape, dtype=dtype, device="meta"), buckets)
 
 

@@ -13,7 +13,18 @@ from reducers.kernels.cpp.loop_slots import slots_for
 from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
 from reducers.state import State
 
-__all__ = ["SLOTS", "ColumnSlots", "Slots", "WordSlots", "WordTable", "Writer", "device_slots", "joinable", "new_table", "written"]
+__all__ = [
+    "SLOTS",
+    "ColumnSlots",
+    "KernelWriter",
+    "Slots",
+    "WordSlots",
+    "WordTable",
+    "device_slots",
+    "joinable",
+    "new_table",
+    "written",
+]
 
 
 class Slots(Protocol):
@@ -58,7 +69,7 @@ class ColumnSlots(Slots, Protocol):
         ...
 
 
-class Writer(Protocol):
+class KernelWriter(Protocol):
     """Writes what a kernel finds in whole contiguous observations of one shape and dtype."""
 
     def write_to(self, x: Tensor, *to: Tensor) -> None:
@@ -74,7 +85,7 @@ class WordSlots(Slots, Protocol):
         ...
 
 
-class WordTable(WordSlots, Writer, Protocol):
+class WordTable(WordSlots, KernelWriter, Protocol):
     """Slots that hold hashes, and what writes a hash to other memory, too."""
 
 

@@ -21,7 +21,7 @@ from reducers.kernels.digests import digest_table, digest_words, loop_slots
 from reducers.kernels.parts import TensorPart
 from reducers.kernels.precision import eps_of
 from reducers.kernels.sketches import FACTS, join_facts, sketch_writer, sketched
-from reducers.kernels.waiting import Writer
+from reducers.kernels.waiting import KernelWriter
 from reducers.samples.collect import Collect
 from reducers.state import Result, State
 from reducers.statistics.digest import digest_of
@@ -195,7 +195,7 @@ class LoopFingerprints(FingerprintSlots):
 class FingerprintTable(FingerprintSlots):
     """Those of a device, whose kernels write an observation in five launches."""
 
-    def __init__(self, like: Tensor, eps: float, k: int, digests: Writer, sketches: Writer) -> None:
+    def __init__(self, like: Tensor, eps: float, k: int, digests: KernelWriter, sketches: KernelWriter) -> None:
         super().__init__(like, eps, k)
         self._digests, self._sketches = digests, sketches
 

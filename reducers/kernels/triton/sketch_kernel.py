@@ -172,7 +172,14 @@ def _with_whole(sums, power, low, high, value, half, NUMBER: tl.constexpr):
     """Return sums, those of the squares, and extremes with what an octet that is there as a whole adds to them."""
     value = value.to(NUMBER)
     sums, power = _with_added(sums, power, value, half)
-    return sums, power, tl.minimum(low, value), tl.maximum(high, value)
+    return sums, power, tl.minimum(low, tl.min(_fours(value), 3)), tl.maximum(high, tl.max(_fours(value), 3))
+
+
+@triton.jit
+def _fours(value):
+    """Return values with the four neighbours that a thread has along a last axis."""
+    NUMBERS: tl.constexpr = value.shape[1]
+    return tl.reshape(value, [OCTET, NUMBERS, 8, 4])
 
 
 @triton.jit
@@ -181,7 +188,7 @@ def _with_added(sums, power, value, half):
     wide = value.to(tl.float64)
     negative = (half << (31 - tl.arange(0, 32))[None, None, :]).to(tl.int64) & 0x80000000
     signed = (wide.to(tl.int64, bitcast=True) ^ (negative << 32)).to(tl.float64, bitcast=True)
-    return sums + signed, power + wide * wide
+    return sums + signed, power + tl.sum(_fours(wide * wide), 3)
 
 
 @triton.jit(do_not_specialize=["parts", "tiles", "octets", "runs", "length", "start", "stride", "a_run"])
@@ -241,9 +248,9 @@ def sketch_parts(
     all_there = _added_before(stop, length, start, stride, a_run, SIZE, RUNS)
     all_there -= _added_before(begin, length, start, stride, a_run, SIZE, RUNS)
     sums = tl.zeros([OCTET, NUMBERS, 32], tl.float64)
-    power = tl.zeros([OCTET, NUMBERS, 32], tl.float64)
-    low = tl.full([OCTET, NUMBERS, 32], float("inf"), NUMBER)
-    high = tl.full([OCTET, NUMBERS, 32], float("-inf"), NUMBER)
+    power = tl.zeros([OCTET, NUMBERS, 8], tl.float64)  # this and what follows of each four neighbours, which takes fewer registers
+    low = tl.full([OCTET, NUMBERS, 8], float("inf"), NUMBER)
+    high = tl.full([OCTET, NUMBERS, 8], float("-inf"), NUMBER)
     full = begin
     full_stop = begin
     if not RUNS:  # first the octets that are there as a whole
@@ -251,28 +258,39 @@ def sketch_parts(
         full_stop = tl.maximum(tl.minimum(stop, (before + length) // SIZE), full)
         full_stop = full + (full_stop - full) // TOGETHER * TOGETHER
         if full < full_stop:
-            last = full_stop - 1
             turn_0 = _turns_of(turns, full, True)
             turn_1 = _turns_of(turns, full + 1, True)
+            value_0, half_0 = _read_whole(x, signs, turn_0, full, before, column, BUCKETS, WIDTH, STRAIGHT)
+            value_1, half_1 = _read_whole(x, signs, turn_1, full + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
+            next = tl.minimum(full + TOGETHER, full_stop - TOGETHER)
+            turn_0 = _turns_of(turns, next, True)
+            turn_1 = _turns_of(turns, next + 1, True)
             if TOGETHER > 2:
                 turn_2 = _turns_of(turns, full + 2, True)
                 turn_3 = _turns_of(turns, full + 3, True)
-            for octet in range(full, full_stop, TOGETHER):  # several are on their way at once, and the turns of the next ones
-                value_0, half_0 = _read_whole(x, signs, turn_0, octet, before, column, BUCKETS, WIDTH, STRAIGHT)
-                value_1, half_1 = _read_whole(x, signs, turn_1, octet + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
+                value_2, half_2 = _read_whole(x, signs, turn_2, full + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
+                value_3, half_3 = _read_whole(x, signs, turn_3, full + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
+                turn_2 = _turns_of(turns, next + 2, True)
+                turn_3 = _turns_of(turns, next + 3, True)
+            for octet in range(full, full_stop, TOGETHER):  # the next ones are on their way meanwhile, and the turns of those after
+                next = tl.minimum(octet + TOGETHER, full_stop - TOGETHER)
+                later = tl.minimum(octet + 2 * TOGETHER, full_stop - TOGETHER)
+                next_0, next_half_0 = _read_whole(x, signs, turn_0, next, before, column, BUCKETS, WIDTH, STRAIGHT)
+                next_1, next_half_1 = _read_whole(x, signs, turn_1, next + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
+                turn_0 = _turns_of(turns, later, True)
+                turn_1 = _turns_of(turns, later + 1, True)
                 if TOGETHER > 2:
-                    value_2, half_2 = _read_whole(x, signs, turn_2, octet + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
-                    value_3, half_3 = _read_whole(x, signs, turn_3, octet + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
-                following = tl.minimum(octet + TOGETHER, last - (TOGETHER - 1))
-                turn_0 = _turns_of(turns, following, True)
-                turn_1 = _turns_of(turns, following + 1, True)
+                    next_2, next_half_2 = _read_whole(x, signs, turn_2, next + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
+                    next_3, next_half_3 = _read_whole(x, signs, turn_3, next + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
+                    turn_2 = _turns_of(turns, later + 2, True)
+                    turn_3 = _turns_of(turns, later + 3, True)
                 sums, power, low, high = _with_whole(sums, power, low, high, value_0, half_0, NUMBER)
                 sums, power, low, high = _with_whole(sums, power, low, high, value_1, half_1, NUMBER)
+                value_0, half_0, value_1, half_1 = next_0, next_half_0, next_1, next_half_1
                 if TOGETHER > 2:
-                    turn_2 = _turns_of(turns, following + 2, True)
-                    turn_3 = _turns_of(turns, following + 3, True)
                     sums, power, low, high = _with_whole(sums, power, low, high, value_2, half_2, NUMBER)
                     sums, power, low, high = _with_whole(sums, power, low, high, value_3, half_3, NUMBER)
+                    value_2, half_2, value_3, half_3 = next_2, next_half_2, next_3, next_half_3
     again = (tl.sum(power) < float("inf")) == 0
     full_stop = tl.where(again, full, full_stop)
     sums = tl.where(again, 0.0, sums)
@@ -291,8 +309,8 @@ def sketch_parts(
             there = there & (tl.abs(value) < float("inf"))
             value = tl.where(there, value, 0.0)
         count += there.to(tl.int32)
-        low = tl.minimum(low, tl.where(there, value, float("inf")))
-        high = tl.maximum(high, tl.where(there, value, float("-inf")))
+        low = tl.minimum(low, tl.min(_fours(tl.where(there, value, float("inf"))), 3))
+        high = tl.maximum(high, tl.max(_fours(tl.where(there, value, float("-inf"))), 3))
         sums, power = _with_added(sums, power, value, half)
 
     block = tl.arange(0, OCTET)[:, None, None]
