@@ -35,9 +35,11 @@ from recorders._torch import CAPTURES_IN_GRAPHS
 from reducers import (
     Covariance,
     Digest,
+    Fingerprints,
     Histogram,
     Mean,
     Norm,
+    PerObservation,
     Product,
     Reducer,
     Sketch,
@@ -184,6 +186,24 @@ def test_weights_of_any_layout_give_what_they_give_on_the_cpu(
             for reducer in (WeightedMean(pattern), WeightedMoments(pattern)):
                 found = reducer.compute(reducer.update({}, observed.to(device), given[0]))
                 laws.close(back(found), back(reducer.compute(reducer.update({}, observed, given[1]))), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "reducer", [Digest(), PerObservation(Digest()), Fingerprints(), PerObservation(Norm()), Summary("b c -> c")], ids=str
+)
+def test_what_waits_on_a_device_has_the_results_of_the_cpu(reducer: Reducer, device: torch.device) -> None:
+    layer = nn.Identity()
+    monitor = ForwardMonitor(reducer, layer, on_error="raise")
+    xs = [torch.randn(rows, 1001, generator=torch.Generator().manual_seed(rows)) for rows in (7, 64, 300) for _ in range(35)]
+    xs[3][0, :5], xs[50][1, 7] = torch.nan, torch.inf
+    for number, x in enumerate(xs):
+        layer(x.to(device))
+        if number % 40 == 9:
+            monitor.peek()
+    found, wanted = (back(reducer.compute(state)) for state in (monitor.state, laws.run(reducer, xs)))
+    digests = [name for name, value in wanted.items() if value.dtype is torch.int64]
+    laws.same_bits({name: found[name] for name in digests}, {name: wanted[name] for name in digests})
+    laws.close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
