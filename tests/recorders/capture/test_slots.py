@@ -59,12 +59,13 @@ class Copies:
 
 @pytest.fixture(autouse=True)
 def calls(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """CPU tensors wait in slots."""
+    """CPU tensors wait in slots, and each ring has all of them from the first time on: `test_rings.py` knows those that have not."""
     Copies.calls = {"written": 0, "joined": 0}
     failed: list[Exception] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
     monkeypatch.setitem(waiting.SLOTS, "cpu", lambda: Copies)
     monkeypatch.delitem(codecs.PARTIAL_ON, "cpu")
+    monkeypatch.setattr(codecs.Room, "first", lambda self, rows: rows)
     return Copies.calls
 
 
@@ -217,9 +218,6 @@ def test_clear_merge_pickle_and_resume_in_the_middle(tmp_path: Any) -> None:
 
 def test_saving_midway_leaves_small_observations_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BY_COLUMNS, tuple(Moments().columns.values()), Moments())
-    # Rings of other tests that are freed meanwhile would leave room for other numbers of rows in both, and these for other bits.
-    room = codecs.COPIES
-    monkeypatch.setattr(codecs.Copies, "room", codecs.Room(room.enough, room.together, room.most))
     monitor = ForwardMonitor(Moments(), layer := nn.Identity())
     twin = ForwardMonitor(Moments(), same := nn.Identity())
     for seed in range(40):
