@@ -59,7 +59,7 @@ class Copies:
 
 @pytest.fixture(autouse=True)
 def calls(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """CPU tensors wait in slots, and each ring has all of them from the first time on: `test_rings.py` knows those that have not."""
+    """CPU tensors wait in slots, and rings have all of them from the first time on; `test_rings.py` is of those that have not."""
     Copies.calls = {"written": 0, "joined": 0}
     failed: list[Exception] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
