@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import hypothesis  # noqa: F401  before garbage is frozen: its plugins ask who refers to what
 import pytest
 import torch
+from interpreted_hints import check_hints
 from world import SIZE, World
 
 from reducers.kernels import dispatch, waiting
@@ -57,7 +59,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Triton's interpreter computes by numpy, which warns of what a GPU does in silence: the sum of inf and -inf, say."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
+        check_hints()
         for told in ("All-NaN slice encountered", "invalid value encountered", "overflow encountered"):
             config.addinivalue_line("filterwarnings", f"ignore:{told}:RuntimeWarning")
 

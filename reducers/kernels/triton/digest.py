@@ -238,6 +238,7 @@ def _arguments(rows: int, parts: int, constants: Sequence[int], kinds: Sequence[
         "BITS": constants[4],
         "RUNS": number > 1,
         "PAIRS": all(one % 2 == 0 for one in even),
+        "EVEN": length % 2 == 0,
         "TOGETHER": _TOGETHER,
         "WORDS": _WORDS,
         "num_warps": _WARPS,

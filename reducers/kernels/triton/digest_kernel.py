@@ -130,6 +130,7 @@ def hash_parts(
     BITS: tl.constexpr,
     RUNS: tl.constexpr,
     PAIRS: tl.constexpr,
+    EVEN: tl.constexpr,
     TOGETHER: tl.constexpr,
     WORDS: tl.constexpr,
     row=0,
@@ -146,11 +147,13 @@ def hash_parts(
         MAGNITUDE, ABOVE, SIGNS, NAN, BITS: see `_without_nans`; `BITS` is 0 if there is no NaN.
         RUNS: whether there is more than one run.
         PAIRS: whether all words at an even place of a block are at an even place of `x`.
+        EVEN: whether a run has an even number of words, so that it ends between pairs of a block if it begins so.
         row: of the table, which is that of the first tensor.
     """
     place = tl.arange(0, WORDS)
     number = tl.arange(0, TOGETHER)
     MULTIPLE: tl.constexpr = 2 if PAIRS else 1
+    ENDS: tl.constexpr = 2 if PAIRS and EVEN else 1  # or the word after the last one would be read with it
     begin = (tl.program_id(0) % parts).to(tl.int64) * tiles * TOGETHER
     stop = tl.minimum(begin + tiles * TOGETHER, slots)
     start = start.to(tl.int64)
@@ -188,7 +191,7 @@ def hash_parts(
             origin = -low
         least = tl.multiple_of(tl.maximum(low, 0).to(tl.int32), MULTIPLE)
         most = tl.where(slot < stop, tl.minimum(low + length, WORDS), 0)
-        most = tl.multiple_of(tl.maximum(most, 0).to(tl.int32), MULTIPLE)
+        most = tl.multiple_of(tl.maximum(most, 0).to(tl.int32), ENDS)
         there = (place[None, :] >= least[:, None]) & (place[None, :] < most[:, None])
         word = tl.load(x + tl.multiple_of(origin, MULTIPLE)[:, None] + place[None, :], mask=there, other=0)
         wide, upper, other_wide, other_upper = _with_added(
