@@ -14,7 +14,7 @@ __all__ = ["check_hints"]
 
 
 def check_hints() -> None:
-    """From now on an interpreted kernel raises AssertionError if it calls numbers multiples of one of which they are none."""
+    """From now on an interpreted kernel raises AssertionError if it calls numbers multiples, or neighbours, that are not."""
     from triton.runtime.interpreter import TensorHandle
 
     noted = TensorHandle.set_attr
@@ -24,8 +24,12 @@ def check_hints() -> None:
             data = np.atleast_1d(handle.data)
             runs = handle.attr.get("tt.contiguity", [1] * data.ndim)  # of neighbours, of which the first is a multiple
             for axis, (run, value) in enumerate(zip(runs, values, strict=True)):
-                first = data.take(range(0, data.shape[axis], run), axis)
+                begins = range(0, data.shape[axis], run)
+                first = data.take(begins, axis)
                 assert (first % value == 0).all(), f"{first} were called multiples of {value}"
+                for later in range(1, run if value > 1 else 1):
+                    neighbours = data.take([begin + later for begin in begins], axis)
+                    assert (neighbours == first + later).all(), f"{first} and {neighbours} were called {later} apart"
         noted(handle, name, values)
 
     TensorHandle.set_attr = checked
