@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
@@ -14,10 +14,9 @@ from torch.nn.functional import pad
 
 from reducers.kernels.hashing import signed
 from reducers.kernels.parts import Runs
-from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import Arguments
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
-from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launch_traced
 from reducers.kernels.triton.sweep import on_device
 
 __all__ = ["DigestTable", "absorbed", "digest_after", "digest_table", "hash_into", "hashed", "hashes_of"]
@@ -152,7 +151,7 @@ def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int],
 def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> None:
     """Write the sums of parts of tensors, words of 64 bits, into a table, int64 [rows, parts, 2]. One launch."""
     grid, numbers, named = _arguments(table.shape[0], table.shape[1], constants, kinds, runs)
-    _launch_traced(hash_parts, (grid, numbers, {**named, "row": 0}), (words, table))
+    launch_traced(hash_parts, (grid, numbers, {**named, "row": 0}), (words, table))
 
 
 @triton_op("reducers::finish_hashes", mutates_args={})
@@ -256,7 +255,7 @@ def _finish(table: Tensor, hashes: Tensor, traced: bool) -> Tensor:
     rows, parts, _ = table.shape
     tensors = table, hashes
     if traced:
-        _launch_traced(finish, _finishing(rows, parts), tensors)
+        launch_traced(finish, _finishing(rows, parts), tensors)
     else:
         _finish_launch(rows, parts)((table.get_device(), is_aligned(table), is_aligned(hashes)), tensors)
     return hashes
@@ -276,7 +275,7 @@ def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], powe
     tensors = hashes, *results, *(state or (None,) * 3)
     of = hashes.shape[0], tuple(power), tuple(factor), len(state) > 0
     if traced:
-        _launch_traced(absorb, _absorbing(*of), tensors)
+        launch_traced(absorb, _absorbing(*of), tensors)
     else:
         _absorb_launch(*of)((hashes.get_device(), *(one is None or is_aligned(one) for one in tensors)), tensors)
     return results
@@ -290,8 +289,3 @@ def _absorbing(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state
 @lru_cache(maxsize=256)
 def _absorb_launch(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state: bool) -> Launch:
     return launch_of(absorb, *_absorbing(rows, power, factor, state))
-
-
-def _launch_traced(kernel: Any, arguments: Arguments, tensors: Sequence[Tensor | None]) -> None:
-    grid, numbers, constants = arguments
-    launching.launcher(kernel, True)[grid](*tensors, *numbers, **constants)

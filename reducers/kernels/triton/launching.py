@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 from reducers.kernels.triton.arguments import bytes_of
 
-__all__ = ["Launch", "is_aligned", "launch_of", "launcher"]
+__all__ = ["Launch", "is_aligned", "launch_of", "launch_traced", "launcher"]
 
 _ALIGNED = 16  # bytes; Triton compiles another kernel for a tensor that does not begin at a multiple of it
 _RUNS = "3.4.", "3.5.", "3.6.", "3.7."  # versions of Triton in which `run` of a compiled kernel takes what `_runner` gives it
@@ -59,6 +59,12 @@ class Launch:
         compiled = launcher(self.kernel, False)[_grid(self.grid, times)](*arguments, *self.fixed, *last, num_warps=self.warps)
         if isinstance(compiled, triton.compiler.CompiledKernel):
             self._compiled[kind] = _runner(compiled, self.grid)
+
+
+def launch_traced(kernel: Any, arguments: tuple[Any, Sequence[Any], dict[str, Any]], tensors: Sequence[Tensor | None]) -> None:
+    """Launch a kernel as a tracer sees it, with a grid, with numbers that follow the tensors, and with constants."""
+    grid, numbers, constants = arguments
+    launcher(kernel, True)[grid](*tensors, *numbers, **constants)
 
 
 def launch_of(kernel: Any, grid: tuple[int, int, int], numbers: Sequence[Any], constants: dict[str, Any]) -> Launch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple, Sequence, Tuple  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import NamedTuple, Sequence, Tuple  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.library import triton_op
 
 from reducers.kernels.parts import Runs
 from reducers.kernels.triton.arguments import DTYPES, Arguments, bytes_of
-from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launcher
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launch_traced
 from reducers.kernels.triton.sketch_kernel import FACTS, OCTET, join_parts, make_signs, sketch_parts
 from reducers.kernels.triton.sweep import on_device
 
@@ -89,15 +89,15 @@ def sketch_into(xs: Tensor, table: Tensor, runs: Sequence[int]) -> None:
     """Write the sums and facts of parts of tensors into a table, see the kernel `sketch_parts`. Two launches."""
     plan = _plan(xs.shape[0], xs.dtype, _buckets(table.shape), Runs(*runs))
     signs, *turns = plan.new_signs(xs.device)
-    _launch_traced(make_signs, plan.making, (signs, *turns))
-    _launch_traced(sketch_parts, plan.adding, (bytes_of(xs), signs.view(torch.int32), *turns, table))
+    launch_traced(make_signs, plan.making, (signs, *turns))
+    launch_traced(sketch_parts, plan.adding, (bytes_of(xs), signs.view(torch.int32), *turns, table))
 
 
 @triton_op("reducers::join_sketches", mutates_args={})
 def join_sketches(table: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
     """Return the sums and facts of tensors from those of their parts. One launch."""
     sums, facts = _results(table.shape, table.device)
-    _launch_traced(join_parts, _joining(table.shape), (table, sums, facts))
+    launch_traced(join_parts, _joining(table.shape), (table, sums, facts))
     return sums, facts
 
 
@@ -175,11 +175,6 @@ def _joining(table: Sequence[int]) -> Arguments:
     buckets = _buckets(table)
     constants = {"PARTS": _JOINED, "COLUMNS": _COLUMNS, "num_warps": _WARPS}
     return (rows, -(-(buckets + _FACTS) // _COLUMNS), 1), (parts, buckets, width - _FACTS), constants
-
-
-def _launch_traced(kernel: Any, arguments: Arguments, tensors: Sequence[Tensor | None]) -> None:
-    grid, numbers, constants = arguments
-    launcher(kernel, True)[grid](*tensors, *numbers, **constants)
 
 
 def _results(table: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
