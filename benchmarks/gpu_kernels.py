@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from gpu_timing import QUICK, Effort, Findings, graphed, host_time, in_turn, kernels_of, peak_of, ratios, summary, without_waits
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Recorder
 from reducers import Activity, Digest, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Sketch, Sparsity, Summary
+from reducers.kernels.digests import DIGESTS
 
 __all__ = ["LAYOUTS", "REDUCERS", "bandwidth", "calls", "hashes"]
 
@@ -121,8 +123,14 @@ def hashes(found: Findings, device: torch.device, quick: bool) -> None:
 
 
 def _hashing(reducer: Reducer, x: Tensor, exact: Mapping[str, Tensor]) -> Callable[[], object]:
-    """The update of one of `HASHED`. Of a sketch, norm, extremes and count are compared, and its length, which is that of `x`."""
+    """The update of one of `HASHED`. A digest is compared with that of plain operations.
+
+    Of a sketch, norm, extremes and count are compared, and its length, which is that of `x`.
+    """
     state = reducer.update({}, x)
+    if isinstance(reducer, Digest):
+        with patch.dict(DIGESTS, clear=True):
+            assert torch.equal(state["digest"], reducer.update({}, x)["digest"]), "digest"
     if isinstance(reducer, Sketch):
         result: Any = reducer.compute(state)
         for key, wanted in {"norm": exact["squares"].sqrt(), "min": exact["min"], "max": exact["max"]}.items():

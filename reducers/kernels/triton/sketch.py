@@ -134,7 +134,7 @@ class _Plan(NamedTuple):
             table = torch.empty(self.table, dtype=torch.float64, device=xs.device)
             make, add, join = self.launches
             make(device, (signs, *turns))
-            add((device, is_aligned(xs)), (bytes_of(xs), signs.view(torch.int32), *turns, table))
+            add((device, is_aligned(xs)), (xs, signs.view(torch.int32), *turns, table))
             join((device, is_aligned(sums), is_aligned(facts)), (table, sums, facts))
 
 
