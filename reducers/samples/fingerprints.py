@@ -19,7 +19,7 @@ from reducers.kernels.cpp.library import ELEMENTS, sketch_for
 from reducers.kernels.cpp.sketch import SketchWriter
 from reducers.kernels.digests import digest_table, digest_words, loop_slots
 from reducers.kernels.parts import TensorPart
-from reducers.kernels.precision import eps_of
+from reducers.kernels.precision import eps_of, no_sum
 from reducers.kernels.sketches import FACTS, join_facts, sketch_writer, sketched
 from reducers.kernels.waiting import KernelWriter
 from reducers.samples.collect import Collect
@@ -110,6 +110,8 @@ class Fingerprints(Reducer):
         return _appended(to_device(state, table.device), words, rows.contiguous().view(torch.float64))
 
     def _appended(self, state: State, xs: Tensor) -> State:
+        if xs.dtype is torch.uint64:
+            raise no_sum(xs, repr(self))
         part = checked_part(self, xs)
         sums, facts = sketched(xs, self.k, part)
         rows = torch.cat([facts, torch.full_like(facts[:, :1], eps_of(xs)), sums], dim=1)

@@ -17,6 +17,7 @@ from reducers import (
     ArgumentError,
     Collect,
     DTypeError,
+    Fingerprints,
     Masked,
     PerObservation,
     Reducer,
@@ -288,8 +289,9 @@ def test_arguments_and_states_are_checked() -> None:
         Sketch(128).check(state)
     with pytest.raises(StateMismatchError, match="one k"):
         sketch_distance(*(Sketch(k).compute(Sketch(k).update({}, torch.ones(3))) for k in (64, 128)))
-    with pytest.raises(DTypeError, match="uint64"):
-        Sketch().update({}, torch.ones(3, dtype=torch.uint64))
+    for reducer in (Sketch(), Fingerprints()):
+        with pytest.raises(DTypeError, match="uint64"):
+            reducer.update({}, torch.ones(3, dtype=torch.uint64))
     with pytest.raises(ReducerTypeError, match="whole"):
         Masked(Sketch()).update({}, torch.ones(3), torch.ones(3) > 0)
 
