@@ -288,10 +288,12 @@ class StreamDataset(Dataset[Any]):
         rows = chosen if self._shuffle is None else self._shuffle(chosen, len(self))
         if self._shuffle is not None and len(chosen) >= BATCH and int(chosen[-1] - chosen[0]) == len(chosen) - 1:
             self._expect(self._shuffle, chosen)
-        shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
+        shards = torch.searchsorted(self._starts, rows, right=True) - 1
+        order = None if bool((shards.diff() >= 0).all()) else shards.argsort(stable=True)
         counts = torch.bincount(shards, minlength=len(self._shards))
-        inside = torch.split_with_sizes(rows[order] - self._starts[shards], counts.tolist())
-        back = None if counts.max() == len(rows) else order.argsort()  # rows of one shard are in order already
+        offsets = rows - self._starts[shards]
+        inside = torch.split_with_sizes(offsets if order is None else offsets[order], counts.tolist())
+        back = None if order is None else order.argsort()
         found: dict[str, Tensor] = {}
         for place, kind in self.kinds.items():
             raw = self._buffers.take(len(rows) * kind.row_bytes).view(len(rows), kind.row_bytes)

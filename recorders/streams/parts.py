@@ -146,9 +146,11 @@ class PartReader:
             size = os.stat(path).st_size
             if size != PAYLOAD + part.size:
                 raise ValueError(f"it has {size} bytes instead of {PAYLOAD + part.size}")
-            whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-            if as_memory(whole[:PAYLOAD]) != header(part.kind, part.rows):
+            found = bytearray(PAYLOAD)
+            opened(path).read(0, memoryview(found))  # from the map, the system would read more, and let the reader wait for it
+            if found != header(part.kind, part.rows):
                 raise ValueError("its header is not what was written")
+            whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         except (OSError, ValueError, RuntimeError) as error:
             raise self._damaged(0, part.rows, str(error)) from error
         self._bytes, row_bytes = whole[PAYLOAD:], part.kind.row_bytes
@@ -242,17 +244,22 @@ class PartReader:
         """Compares the blocks with their checksums that have a part in `data`, the bytes from `start` on."""
         end = start + len(data)
         first, last = start // BLOCK, -(-end // BLOCK)
-        for block in (self._unread[first:last].nonzero().flatten() + first).tolist():
-            before, after = self._ends(block)
-            if start <= before and after <= end:
-                crc = crc32(data[before - start : after - start])
-            else:  # the rest is in another piece, or is not asked for
-                begin, stop = max(before, start), min(after, end)
-                crc = crc32(data[begin - start : stop - start], crc32(self._memory[before:begin]))
-                crc = crc32(self._memory[stop:after], crc)
+        unread = (self._unread[first:last].nonzero().flatten() + first).tolist()
+        inner = range(-(-start // BLOCK), end // BLOCK)
+        for block in unread:
+            begin = block * BLOCK - start
+            # The rest of an outer block is in another piece, or is not asked for.
+            crc = crc32(data[begin : begin + BLOCK]) if block in inner else self._checksum(block, start, data)
             if crc != self.part.blocks[block]:
-                raise self._damaged(*self._rows_in(before, after), "the checksum differs")
+                raise self._damaged(*self._rows_in(*self._ends(block)), "the checksum differs")
         self._unread[first:last] = False
+
+    def _checksum(self, block: int, start: int, data: memoryview) -> int:
+        """The checksum of a block of which `data`, the bytes from `start` on, has a part."""
+        begin, stop = self._ends(block)
+        crc = crc32(self._memory[begin : max(begin, start)])
+        crc = crc32(data[max(begin - start, 0) : stop - start], crc)
+        return crc32(self._memory[max(begin, start + len(data)) : stop], crc)
 
     def _ends(self, block: int) -> tuple[int, int]:
         """Where a block begins, and the next one."""
