@@ -14,7 +14,7 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.outputs import class_axis, judged, target_of
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 
-__all__ = ["classes_told", "is_ahead", "loss_of_outputs"]
+__all__ = ["classes_told", "is_ahead", "loss_of_outputs", "shifts_target"]
 
 MOST_CLASSES = 64
 """The most classes of which it is asked whether the net says them."""
@@ -67,6 +67,22 @@ def classes_told(probe: Probe) -> Iterator[Finding]:
             what += f"of the others {right:.0%} are right"
             yield fault("class-ignored", "loss", what)
             return
+
+
+def shifts_target(probe: Probe) -> bool:
+    """Whether the loss was far nearer to that of predicting the next token of a target than to that of the target as it is."""
+    if probe.loss is None or not math.isfinite(probe.loss):
+        return False
+    outputs, target = probe.run_whole(), target_of(probe, probe.whole.count)
+    if target is None or is_continuous(target) or is_ahead(probe, target) != 1:
+        return False
+    for path in judged(probe, outputs, target):
+        axis = class_axis(outputs[path], target)
+        if axis is not None and int(target.max()) < outputs[path].shape[axis]:
+            logits = outputs[path].movedim(axis, 1)
+            ahead, same = (abs(_entropy(logits, target, shift) - probe.loss) for shift in (1, 0))
+            return ahead < PROBE.loss_near * same
+    return False
 
 
 def _read(probe: Probe, output: Tensor, target: Tensor, axis: int) -> tuple[str, str, str] | None:

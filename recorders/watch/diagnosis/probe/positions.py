@@ -1,26 +1,27 @@
-"""Rules on positions and features of the inputs: which have an effect, and on which outputs."""
+"""Rules on positions: on which others outputs depend, and whether their order has an effect."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recorders.capture.operands import leaves, mapped
+from recorders.capture.operands import leaves
 from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, Severity, fault
-from recorders.watch.diagnosis.limits import PROBE
+from recorders.watch.diagnosis.limits import PROBE, WIDE
 from recorders.watch.diagnosis.probe.example import Example
+from recorders.watch.diagnosis.probe.inputs import are_lengths, padding_of, replaced_where, silent_place
+from recorders.watch.diagnosis.probe.losses import shifts_target
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, Wrong, is_continuous, is_mask, off, rounding
 
-__all__ = ["directions", "future", "inputs_used", "order", "others_read", "past_alone"]
+__all__ = ["features", "future", "order", "others_read", "past_alone"]
 
-GROUPS = 16
-"""In how many parts an axis of the inputs is replaced, one after the other, at most."""
 # Time
 
 
@@ -31,21 +32,28 @@ class Positions(NamedTuple):
     length: int
 
 
-def _sequence(probe: Probe, floats: bool = True) -> Positions:
-    """The input with tokens, (samples, positions), or else with features, (samples, positions, features).
-
-    Raises:
-        Skip: there is none.
-    """
+def _sequences(probe: Probe, floats: bool = True) -> Iterator[Positions]:
+    """The inputs with tokens, (samples, positions), and those with features, (samples, positions, features)."""
     if not probe.views:
-        raise Skip("")
+        return
     tensors = {path: tensor for path, tensor in probe.few.inputs.items() if not is_mask(tensor)}
     tokens = [path for path, tensor in tensors.items() if tensor.ndim == 2 and not is_continuous(tensor)]
     features = [path for path, tensor in tensors.items() if tensor.ndim == 3 and is_continuous(tensor)]
     for path in [*tokens, *(features if floats else ())]:
         if tensors[path].shape[1] >= 4:
-            return Positions(path, tensors[path].shape[1])
-    raise Skip("")
+            yield Positions(path, tensors[path].shape[1])
+
+
+def _sequence(probe: Probe, floats: bool = True) -> Positions:
+    """The first of these inputs.
+
+    Raises:
+        Skip: there is none.
+    """
+    found = next(_sequences(probe, floats), None)
+    if found is None:
+        raise Skip("")
+    return found
 
 
 def _target_of(probe: Probe, path: str) -> Tensor:
@@ -66,16 +74,23 @@ def _target_of(probe: Probe, path: str) -> Tensor:
 
 def future(probe: Probe) -> Iterator[Finding]:
     """A net that is to predict what comes next does not see it."""
-    sequence = _sequence(probe)
+    for sequence in _sequences(probe):
+        with contextlib.suppress(Skip):  # the target is of another input
+            yield from _future_of(probe, sequence)
+            return
+    raise Skip("")
+
+
+def _future_of(probe: Probe, sequence: Positions) -> Iterator[Finding]:
     given, target = probe.few.samples[sequence.path], _target_of(probe, sequence.path)
     counts = target >= 0 if not is_continuous(target) else torch.ones_like(target, dtype=torch.bool)
 
     def share(target: Tensor, given: Tensor, counts: Tensor) -> float:
         return float((target == given)[counts].double().mean()) if bool(counts.any()) else 0.0
 
-    shifted = share(target[:, :-1], given[:, 1:], counts[:, :-1])
+    ahead = share(target[:, :-1], given[:, 1:], counts[:, :-1])
     same = share(target, given, counts)
-    if max(shifted, same) < 0.99 or min(shifted, same) > 0.9:
+    if max(ahead, same) < 0.99 or min(ahead, same) > 0.9:
         raise Skip("")
     cut = sequence.length // 2
     others = probe.others[sequence.path]
@@ -87,13 +102,12 @@ def future(probe: Probe) -> Iterator[Finding]:
     told = [early(view(probe.base[path]), view(after[path])) for path, view in probe.views.items()]
     if all(one is None for one in told):
         raise Skip("")
-    if shifted > same:
-        if any(told):
-            what = f"the target is the next token, and outputs before position {cut} change if inputs from there on do"
-            place = probe.place(changed, early)
-            causes = ("wrong-axis", "mask") if _softmax_over_queries(probe, place) else ()
-            yield fault("sees-the-future", shown_name(place), what, causes=causes)
-    elif not any(told) and (copied := _copied_share(probe, given)) > PROBE.copies and _reads(probe, sequence.path):
+    if any(told) and (ahead > same or shifts_target(probe)):
+        what = f"the target is the next token, and outputs before position {cut} change if inputs from there on do"
+        place = probe.place(changed, early)
+        causes = ("wrong-axis", "mask") if _softmax_over_queries(probe, place) else ()
+        yield fault("sees-the-future", shown_name(place), what, causes=causes)
+    elif same > ahead and not any(told) and (copied := _copied_share(probe, given)) > PROBE.copies and _reads(probe, sequence.path):
         what = (
             f"the target is the input itself, though outputs do not depend on later inputs; {copied:.0%} of the outputs repeat it"
         )
@@ -102,8 +116,12 @@ def future(probe: Probe) -> Iterator[Finding]:
 
 def _reads(probe: Probe, path: str) -> bool:
     """Whether outputs depend on an input, which a decoder may be given in training only."""
-    others = probe.others[path]
-    return bool(probe.effects(probe.run(probe.few.map_samples(lambda name, tensor: others if name == path else tensor))).any())
+    return bool(probe.effects(probe.run(_replaced(probe, path, probe.others[path]))).any())
+
+
+def _replaced(probe: Probe, path: str, samples: Tensor) -> Example:
+    """The example with other samples as one of its inputs."""
+    return probe.few.map_samples(lambda name, tensor: samples if name == path else tensor)
 
 
 def past_alone(probe: Probe) -> Iterator[Finding]:
@@ -138,11 +156,11 @@ def others_read(probe: Probe) -> Iterator[Finding]:
     if not reading or probe.seen.draws:
         raise Skip("")
     path, at = sequence.path, sequence.length // 2
-    others, padding = probe.others[path], _padding(probe, path)
+    others, padding = probe.others[path], padding_of(probe, path)
     own = torch.arange(sequence.length, device=others.device) == at
 
     def differ(kept: Tensor) -> list[bool]:
-        after = probe.run(_replaced_masked(probe, path, ~kept.expand(probe.few.count, -1)))
+        after = probe.run(replaced_where(probe, path, ~kept.expand(probe.few.count, -1)))
         at_position = _changed(sequence.length, slice(at, at + 1), probe.few.count)
         told = [at_position(view(probe.base[name]), view(after[name])) for name, view in probe.views.items()]
         return [bool(one) for one in told if one is not None]
@@ -211,7 +229,7 @@ def order(probe: Probe) -> Iterator[Finding]:
         yield from _order_of_patches(probe)
         return
     tensors = probe.few.samples
-    length = min([sequence.length, *(int(tensor.min()) for tensor in tensors.values() if _are_lengths(tensor, sequence.length))])
+    length = min([sequence.length, *(int(tensor.min()) for tensor in tensors.values() if are_lengths(tensor, sequence.length))])
     moved = torch.arange(sequence.length, device="cpu")
     moved[1 : length - 1] = moved[1 : length - 1].flip(0)
     if length < 4:
@@ -240,11 +258,6 @@ def order(probe: Probe) -> Iterator[Finding]:
             yield fault("order-has-no-effect", shown_name(one.name), what, causes=("inputs-constant",), severity=severity)
         else:
             yield fault("order-has-no-effect", shown_name(one.name if one else ""), what, severity=severity)
-
-
-def _are_lengths(tensor: Tensor, length: int) -> bool:
-    whole = tensor.ndim == 1 and not is_continuous(tensor) and tensor.dtype != torch.bool
-    return whole and bool(((tensor >= 1) & (tensor <= length)).all())
 
 
 def _same_but_for_order(probe: Probe, after: dict[str, Tensor], replaced: dict[str, Tensor], moved: Tensor) -> bool:
@@ -284,185 +297,30 @@ def _order_of_patches(probe: Probe) -> Iterator[Finding]:
         yield fault("order-has-no-effect", shown_name(""), what)
 
 
-# Inputs that have no effect
+def features(probe: Probe) -> Iterator[Finding]:
+    """A net tells the numbers along the last axis of its inputs apart: their order has an effect.
 
-
-def inputs_used(probe: Probe) -> Iterator[Finding]:
-    """Most of what comes in has an effect, and what a mask leaves out has none."""
-    if not probe.views:
+    Nothing is said of a net for which the order of all numbers has none: they may be a set.
+    """
+    if not probe.views or probe.seen.draws:
         raise Skip("")
-    if probe.seen.draws:
-        raise Skip("the net draws random numbers, which may choose what it reads")
-    tensors = probe.few.samples
-    for path, tensor in tensors.items():
-        if tensor.ndim < 2 or (is_mask(tensor) and len(tensors) > 1) or tensor.dtype == torch.bool:
-            continue
-        full = float(_effects_of(probe, path, [slice(None)], 1).amax())
-        if full < 1e-6:  # an argument without effect, such as labels
-            continue
-        for axis in range(1, tensor.ndim):
-            found = _along(probe, path, axis, full)
-            if found is not None:
-                yield found
-                break
-
-
-def _parts(size: int) -> list[slice]:
-    each = -(-size // GROUPS)
-    return [slice(start, min(start + each, size)) for start in range(0, size, each)]
-
-
-def _replaced_parts(probe: Probe, path: str, parts: Sequence[slice], axis: int) -> Example:
-    """The example with parts along an axis of an input replaced by those of other samples."""
-    others = probe.others[path]
-
-    def replaced(name: str, tensor: Tensor) -> Tensor:
-        if name != path:
-            return tensor
-        found = tensor.movedim(axis, 0).clone()
-        for part in parts:
-            found[part] = others.movedim(axis, 0)[part]
-        return found.movedim(0, axis)
-
-    return probe.few.map_samples(replaced)
-
-
-def _effects_of(probe: Probe, path: str, parts: Sequence[slice], axis: int) -> Tensor:
-    return probe.effects(probe.run(_replaced_parts(probe, path, parts, axis)))
-
-
-def _along(probe: Probe, path: str, axis: int, full: float) -> Finding | None:
-    """A finding if most parts along an axis have no effect."""
-    tensor, others = probe.few.samples[path], probe.others[path]
-    size = tensor.shape[axis]
-    if size < 3:
-        return None
-    parts, padding = _parts(size), _padding(probe, path) if axis == 1 else None
-    moved, moved_others = tensor.movedim(axis, 0), others.movedim(axis, 0)
-    counted = torch.stack([(moved[part] != moved_others[part]).movedim(1, 0).flatten(1).any(1) for part in parts], 1).cpu()
-    effects = torch.full(counted.shape, math.nan, dtype=torch.float64, device="cpu")
-    for place, part in enumerate(parts):  # (samples, parts)
-        if bool(counted[:, place].any()):
-            effects[:, place] = _effects_of(probe, path, [part], axis)
-        answered = int((effects > 1e-7 * max(full, 1.0)).any(0).sum())
-        if padding is None and answered > (1 - PROBE.ignored) * len(parts):
-            return None
-    answers = effects > 1e-7 * max(full, 1.0)
-    if padding is not None:
-        held, left = (torch.stack([(padding == which)[:, part].all(1).cpu() for part in parts], 1) for which in (False, True))
-        real, out = answers[held & counted], answers[left & counted]
-        if len(real) and len(out) and not bool(real.any()) and float(out.double().mean()) > 0.5:
-            silent = _replaced_masked(probe, path, ~padding)
-            return fault(
-                "mask-inverted", shown_name(_silent_place(probe, silent)), "only the padding has an effect, and no other position"
-            )
-        counted = held & counted
-    judged = counted.any(0)
-    used = (answers & counted).any(0)
-    if int(judged.sum()) < 3 or int(used.sum()) >= (1 - PROBE.ignored) * int(judged.sum()) or not bool(used.any()):
-        return None
-    if _fades(probe, path, axis, [part for part, one in zip(parts, used.tolist(), strict=True) if one], effects):
-        return None
-    unused = [part for part, one, seen in zip(parts, used.tolist(), judged.tolist(), strict=True) if seen and not one]
-    layer = shown_name(_silent_place(probe, _replaced_parts(probe, path, unused, axis)))
-    of = "positions" if size <= GROUPS else "parts"
-    what = f"{len(unused)} of {int(judged.sum())} {of} along axis {axis} of an input {tuple(tensor.shape)} have no effect at all"
-    return fault("ignores-inputs", layer, what)
-
-
-def directions(probe: Probe) -> Iterator[Finding]:
-    """Both directions of a recurrent net are read."""
-    both = [name for name, module in probe.net.modules.items() if isinstance(module, nn.RNNBase) and module.bidirectional]
-    if not both or not probe.views:
+    asked = {path: one for path, one in probe.few.samples.items() if is_continuous(one) and one.ndim > 2 and one.shape[-1] >= WIDE}
+    if not asked:
         raise Skip("")
-    for name in both:
-        backward, forward = (
-            float(probe.effects(probe.run(probe.few, change={name: partial(_without, batch=batch, backward=way)})).amax())
-            for way in (True, False)
-            for batch in [0 if getattr(probe.net.module(name), "batch_first", False) else 1]
-        )
-        if (backward == 0) != (forward == 0):
-            unread = "backward" if backward == 0 else "forward"
-            yield fault("ignores-inputs", name, f"what it gives in the {unread} direction has no effect")
+    for path, given in asked.items():
+        flat = given.flatten(1)
+        changes = (given[..., _mixed(given)], flat[:, _mixed(flat)].view_as(given), probe.others[path])
+        apart, all_apart, other = (float(probe.effects(probe.run(_replaced(probe, path, one))).amax()) for one in changes)
+        least = PROBE.order * other
+        if apart <= least < all_apart and other > PROBE.differs:
+            what = f"the order of the {given.shape[-1]} numbers along the last axis of an input has no effect: "
+            what += "only their mean or sum is read"
+            place = silent_place(probe, _replaced(probe, path, changes[0]))
+            yield fault("ignores-inputs", shown_name(place), what, severity="warning")
+            return
 
 
-def _without(output: Any, *, batch: int, backward: bool) -> Any:
-    """The outputs and the states of a recurrent net of two directions, with one direction of each sample that of another."""
-    outputs, states = output
-    if not isinstance(outputs, Tensor) or outputs.ndim != 3:
-        raise Skip("")
-
-    def other(halves: Tensor, axis: int, samples: int) -> Tensor:
-        ways = list(halves.unbind(axis))
-        ways[backward] = ways[backward].roll(1, samples - (samples > axis))
-        return torch.stack(ways, axis)
-
-    width = outputs.shape[-1]
-    exchanged = other(torch.unflatten(outputs, -1, (2, -1)), 2, batch).reshape(*outputs.shape[:-1], width)
-    return exchanged, mapped(states, lambda state: other(torch.unflatten(state, 0, (-1, 2)), 1, 2).flatten(0, 1))
-
-
-def _fades(probe: Probe, path: str, axis: int, used: Sequence[slice], effects: Tensor) -> bool:
-    """Whether effects become smaller from position to position, as in a recurrent net, and so end by rounding."""
-    sizes = effects.nan_to_num(0).amax(0)
-    found = [float(size) for size in sizes if size > 0]
-    for part in [*used[:2], *used[-2:]] if len(used) > 4 else used:
-        length = part.stop - part.start
-        if length > 1:
-            steps = sorted({2**power for power in range(5) if 2**power < length} | {0})
-            alone = sorted({part.start + step for step in steps} | {part.stop - 1 - step for step in steps})
-            found += [float(_effects_of(probe, path, [slice(at, at + 1)], axis).amax()) for at in alone]
-    found = [size for size in found if size > 0]
-    return min(found) < PROBE.fades * max(found)
-
-
-def _silent_place(probe: Probe, changed: Example) -> str:
-    """The module from which on a change of the inputs has no effect: the one after the last whose outputs differ."""
-    before, after = probe.calls(probe.few, fresh=True), probe.calls(changed, fresh=True)
-    silent = [
-        not any(
-            bool((off(a, b) > 0).any())
-            for a, b in zip(one.outputs, other.outputs, strict=False)
-            if a.shape == b.shape and a.numel()
-        )
-        for one, other in zip(before, after, strict=False)
-    ]
-    last = max((at for at, one in enumerate(silent) if not one), default=-1)
-    return before[last + 1].name if last + 1 < len(before) else ""
-
-
-def _padding(probe: Probe, path: str) -> Tensor | None:
-    """Which positions of an input are padding, (samples, positions), by its lengths or its mask; None if that is not known."""
-    tensor = probe.few.samples[path]
-    length = tensor.shape[1]
-    positions = torch.arange(length, device=tensor.device)
-    for name, other in probe.few.samples.items():
-        if name == path:
-            continue
-        if _are_lengths(other, length):
-            return positions >= other[:, None]
-        if other.shape == tensor.shape[:2] and is_mask(other) and bool(other.any()) and not bool(other.all()):
-            mask = other.bool()
-            constant = [_is_constant(tensor[which]) for which in (mask, ~mask)]
-            if constant[0] != constant[1]:
-                return mask if constant[0] else ~mask
-            if "pad" in name.lower():
-                return mask
-            if "attention" in name.lower():
-                return ~mask
-    return None
-
-
-def _is_constant(values: Tensor) -> bool:
-    return bool((values == values[:1]).all())
-
-
-def _replaced_masked(probe: Probe, path: str, where: Tensor) -> Example:
-    """The example with other values in an input at some positions."""
-    others = probe.others[path]
-
-    def replaced(name: str, tensor: Tensor) -> Tensor:
-        wide = where.reshape(*where.shape, *[1] * (tensor.ndim - 2)) if name == path else where
-        return torch.where(wide, others, tensor) if name == path else tensor
-
-    return probe.few.map_samples(replaced)
+def _mixed(tensor: Tensor) -> Tensor:
+    """The indices along the last axis, in an order that is the same each time."""
+    order = torch.randperm(tensor.shape[-1], generator=torch.Generator().manual_seed(0), device="cpu")
+    return order.to(tensor.device)

@@ -12,9 +12,10 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
 from recorders.watch.diagnosis.probe.example import Example, as_call
 from recorders.watch.diagnosis.probe.gradients import gradients_whole
+from recorders.watch.diagnosis.probe.inputs import directions, inputs_used
 from recorders.watch.diagnosis.probe.losses import classes_told, loss_of_outputs
 from recorders.watch.diagnosis.probe.outputs import activations_apart, last_activation
-from recorders.watch.diagnosis.probe.positions import directions, future, inputs_used, order, others_read, past_alone
+from recorders.watch.diagnosis.probe.positions import features, future, order, others_read, past_alone
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, attempts
 from recorders.watch.diagnosis.probe.samples import (
     attention,
@@ -141,6 +142,7 @@ RELATIONS: dict[str, Callable[[Probe], Iterator[Finding]]] = {
     "inputs without effect": inputs_used,
     "directions without effect": directions,
     "order without effect": order,
+    "features that are told apart": features,
     "units that differ": widths_used,
     "what is passed on": passed_on,
     "what the first layer reads": first_reads,

@@ -355,6 +355,40 @@ def test_a_softmax_over_queries_is_told_from_a_mask() -> None:
     assert (found.kind, found.cause) == ("sees-the-future", "wrong-axis")
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_decoder_that_sees_the_next_token_is_found(masked: bool) -> None:
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(TOKENS, 12), nn.Linear(12, TOKENS)
+            self.places = nn.Embedding(LENGTH, 12)
+            self.transformer = nn.Transformer(12, 2, 1, 1, 24, dropout=0.0, batch_first=True)
+
+        def placed(self, tokens: Tensor) -> Tensor:
+            return self.embedding(tokens) + self.places(torch.arange(tokens.shape[1]))
+
+        def forward(self, source: Tensor, before: Tensor) -> Tensor:
+            mask = torch.ones(before.shape[1], before.shape[1], dtype=torch.bool).triu(1) if masked else None
+            return self.head(self.transformer(self.placed(source), self.placed(before), tgt_mask=mask))
+
+    text, source = texts(), texts()[:, :-1]
+    found = probed(Translator(), (source, text[:, :-1]), text[:, 1:]).found
+    assert [one.kind for one in found] == ([] if masked else ["sees-the-future"])
+    assert all(one.layer == "transformer.decoder.layers.0.self_attn" for one in found)
+
+
+def test_a_loss_that_shifts_the_target_tells_a_net_that_predicts_from_one_that_tags() -> None:
+    text = texts()[:, :-1]
+    net = Texts(mask="none")
+    logits = net(text).detach()
+    ahead = float(F.cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten()))
+    same = float(F.cross_entropy(logits.flatten(0, 1), text.flatten()))
+    assert abs(ahead - same) > 0.01
+    assert [one.kind for one in probed(net, text, text, ahead).found] == ["sees-the-future"]
+    assert probed(net, text, text, same).found == []
+    assert probed(Texts(), text, text, ahead).found == []
+
+
 def test_a_net_that_tags_may_see_all() -> None:
     text = texts()
     net = Texts(mask="none")
@@ -465,6 +499,17 @@ def test_features_that_have_no_effect_are_found(read: Callable[[Tensor], Tensor]
     net = nn.Sequential(Apply(read), nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 3))
     net(vectors())
     assert shown(probed(net, vectors())) == ([("ignores-inputs", "0")] if missing else [])
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_images_of_which_only_means_over_an_axis_are_read_are_found(pooled: bool) -> None:
+    net = nn.Sequential(nn.AvgPool2d((1, 8) if pooled else (8, 1)), nn.Flatten(), nn.Linear(8, 10))
+    assert shown(probed(net, torch.randn(6, 1, 8, 8))) == ([("ignores-inputs", "0")] if pooled else [])
+
+
+def test_a_set_of_vectors_may_be_pooled() -> None:
+    net = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), Apply(lambda x: x.mean(1)), nn.Linear(16, 3))
+    assert probed(net, torch.randn(6, 12, 9)).found == []
 
 
 @pytest.mark.parametrize("length", [8, 200])
