@@ -32,6 +32,7 @@ default_role = "py:obj"  # in docstrings, a name in backticks is a link if the l
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_use_rtype = False  # what is before the colon in "Returns:" are keys of a result, no types
+napoleon_custom_sections = [("Charts", "params_style")]  # of lenses: what they write into the timeline
 autodoc_inherit_docstrings = False  # a method that says nothing new is on the page of its base class
 autodoc_default_options = {
     "members": True,  # the names in `__all__`

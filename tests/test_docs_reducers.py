@@ -13,6 +13,7 @@ import laws
 import pytest
 import torch
 from cases import CASES, Case
+from docstrings import said
 from paths import ROOT
 from torch import nn
 
@@ -55,9 +56,7 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def returned(thing: Any) -> str:
-    """What a docstring says below "Returns:"."""
-    found = re.search(r"^Returns:\n(.*?)(?=^\S|\Z)", inspect.getdoc(thing) or "", flags=re.MULTILINE | re.DOTALL)
-    return found[1] if found else ""
+    return said(thing, "Returns")
 
 
 def test_each_public_reducer_has_an_example_and_says_what_it_returns() -> None:

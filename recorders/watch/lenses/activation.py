@@ -60,6 +60,14 @@ def OutputActivation(
             "Q1", "Q3".
         death_aggregation: the aggregation of dead shares.
 
+    Charts:
+        Output Activation: `mean`, `std`, `min` and `max` over batches of the active share of units, without a unit; `count` and
+            `nonfinite`, how many batches count and how many are left out. One value a layer and tick. With `inplace=False` also
+            `median`, `Q1` and `Q3`.
+        Output Death: the same keys for the share of dead units.
+        Extreme Output Activations Of All Layers: the lowest active share and the highest dead share, one value of each a tick;
+            drawn from the rows above, it adds none.
+
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
@@ -93,6 +101,14 @@ def ParameterGradientActivation(
         activation_aggregation: as in `OutputActivation`.
         death_aggregation: as in `OutputActivation`.
         when: "step" records the gradients that the optimizer uses, "accumulate" those after every backward.
+
+    Charts:
+        Weight Gradient Activation, Bias Gradient Activation: `mean`, `std`, `min` and `max` over observations of the active share
+            of elements, without a unit; `count` and `nonfinite`, how many observations count and how many are left out. One value
+            a layer and tick. With `inplace=False` also `median`, `Q1` and `Q3`.
+        Weight Gradient Death, Bias Gradient Death: the same keys for the share of dead units.
+        Extreme Gradient Activations Of All Layers: the lowest active share and the highest dead share, one value of each a tick;
+            drawn from the rows above, it adds none.
 
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.

@@ -49,6 +49,10 @@ def AttentionEntropy(
         line_aggregation: one or several of "mean", "std", "min", "max".
         range_aggregation: one or several of "std", "min-max"; None for no ranges.
 
+    Charts:
+        Attention Entropy: `mean`, `std`, `min` and `max` over all queries and heads, in nats, or as a share of log k; `count` and
+            `nonfinite`, how many count and how many are left out. One value a layer and tick.
+
     Raises:
         LensError: an unknown aggregation, or one that needs every value.
 

@@ -56,6 +56,10 @@ def Quantiles(
         line_aggregation: one or several of "median", "min", "max", "Q1", "Q3".
         range_aggregation: one or several of "Q1-Q3", "min-max"; None for no ranges.
 
+    Charts:
+        Output Quantiles: `min`, `Q1`, `median`, `Q3` and `max` of all elements of a tick, in the unit of the outputs. One value a
+            layer and tick.
+
     Raises:
         LensError: an unknown aggregation, or "mean" or "std", which are no quantiles.
         ArgumentError: `bits` is out of range.
@@ -104,6 +108,14 @@ def Outliers(
         threshold: the magnitude from which on a feature is an outlier, in the unit of the outputs; the default is `OUTLIER`.
         log_scale: draw the largest magnitude on a logarithmic axis.
         warning_plot: also draw the highest share of outlier features of all layers.
+
+    Charts:
+        Output Peak: `mean`, the largest magnitude, in standard deviations. One value a layer and tick.
+        Output Kurtosis: `mean`, the excess kurtosis, without a unit. One value a layer and tick.
+        Outlier Features: `mean`, the share of features; `outliers` and `features`, numbers of features; `largest` and `typical`,
+            magnitudes in the unit of the outputs. One value a layer and tick.
+        Most Outlier Features Of All Layers: the highest share of features, one value a tick; drawn from the rows above, it adds
+            none.
 
     Raises:
         LensError: the threshold is not a positive number.

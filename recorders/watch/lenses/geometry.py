@@ -52,6 +52,14 @@ def OutputGradientGeometry(
         record_eval: also record gradients of modules in evaluation mode, such as those of adversarial tests.
         evaluation_from_grad: count every gradient as training, for modules that are trained in evaluation mode.
 
+    Charts:
+        Output Gradient Norm: `mean`, `std`, `min` and `max` over observations of the L2 norm, in the unit of the gradient;
+            `count` and `nonfinite`, how many observations count and how many are left out. One value a layer and tick. With
+            `inplace=False` also `median`, `Q1` and `Q3`. It is Output Gradient RMS, the root mean square, with
+            `normalize_by_size`.
+        Output Gradient Correlation: the same keys for the cosine with the one before, from -1 to 1. The first observation of a
+            tick has none.
+
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
@@ -84,6 +92,13 @@ def ParameterGradientGeometry(
         inplace, normalize_by_size, log_scale, compute_correlation, line_aggregation, range_aggregation: as in
             `OutputGradientGeometry`.
 
+    Charts:
+        Weight Gradient Norm, Bias Gradient Norm: `mean`, `std`, `min` and `max` over observations of the L2 norm, in the unit of
+            the gradient; `count` and `nonfinite`, how many observations count and how many are left out. One value a layer and
+            tick. With `inplace=False` also `median`, `Q1` and `Q3`. RMS stands in place of Norm with `normalize_by_size`.
+        Weight Gradient Correlation, Bias Gradient Correlation: the same keys for the cosine with the one before, from -1 to 1.
+            The first observation of a tick has none.
+
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
@@ -115,6 +130,13 @@ def ParameterUpdateGeometry(
         parameters: names of parameters; a layer that lacks one is passed by.
         inplace, normalize_by_size, log_scale, compute_correlation, line_aggregation, range_aggregation: as in
             `OutputGradientGeometry`.
+
+    Charts:
+        Weight Update Norm, Bias Update Norm: `mean`, `std`, `min` and `max` over steps of the L2 norm, in the unit of the
+            parameter; `count` and `nonfinite`, how many steps count and how many are left out. One value a layer and tick. With
+            `inplace=False` also `median`, `Q1` and `Q3`. RMS stands in place of Norm with `normalize_by_size`.
+        Weight Update Correlation, Bias Update Correlation: the same keys for the cosine with the one before, from -1 to 1. The
+            first step of a tick has none.
 
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.

@@ -48,6 +48,13 @@ def UpdateRatio(
         line_aggregation: one or several of "mean", "std", "min", "max", and with `inplace=False` "median", "Q1", "Q3".
         range_aggregation: one or several of "std", "min-max", and with `inplace=False` "Q1-Q3"; None for no ranges.
 
+    Charts:
+        Weight Update Ratio: `mean`, `std`, `min` and `max` over steps of update / weight, without a unit; `count` and
+            `nonfinite`, how many steps count and how many are left out. One value a layer and tick. With `inplace=False` also
+            `median`, `Q1` and `Q3`.
+        Extreme Update Ratios Of All Layers: the lowest and the highest mean of update / weight, one value of each a tick; drawn
+            from the rows above, it adds none.
+
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
@@ -115,6 +122,10 @@ def DeadUnits(
         channel_last: units are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         warning_plot: also draw the highest share of all layers.
 
+    Charts:
+        Dead Units: `mean`, the share of units, without a unit; `dead` and `units`, numbers of units. One value a layer and tick.
+        Most Dead Units Of All Layers: the highest share of units, one value a tick; drawn from the rows above, it adds none.
+
     >>> [chart.title for chart in DeadUnits().charts]
     ['Dead Units', 'Most Dead Units Of All Layers']
     """
@@ -156,6 +167,14 @@ def NonFinite(
         exclude: classes of modules to leave out, whatever `include` says.
         first_plot: also draw the first observation with an output that is not finite, of all layers. Of several layers in which it
             is the same, the line belongs to the first in network order: that is where it began.
+
+    Charts:
+        Nonfinite Outputs, Nonfinite Gradients: `mean`, the number of elements that are not finite; `nan` and `inf`, of which
+            kind; `share`, the part of all elements. One value a layer and tick.
+        First Nonfinite Output, First Nonfinite Gradient: `mean`, the first observation with one. One value a layer and tick, and
+            no row if all are finite.
+        First Nonfinite Output Of All Layers: the first observation of all layers, one value a tick; drawn from the rows above, it
+            adds none.
 
     Raises:
         LensError: neither outputs nor gradients are watched, so there are no charts.

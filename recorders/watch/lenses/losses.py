@@ -39,6 +39,12 @@ def LossMetrics(
         separate_loss_and_metrics: draw two charts; False draws one, with the lines and ranges of the loss.
         loss_fn_inplace: keep running statistics of the outputs of `loss_fn`; False keeps every value.
 
+    Charts:
+        Loss: `mean`, `std`, `min` and `max` over what was pushed since the last tick, in the unit of the loss; `count` and
+            `nonfinite`, how many values count and how many are left out. One value a tick for each of `Loss/train` and
+            `Loss/eval`. With `loss_fn_inplace=False`, or `running=False` where it is pushed, also `median`, `Q1` and `Q3`.
+        Metrics: the same keys for each metric, in its unit: one value a metric and tick.
+
     Raises:
         LensError: an unknown aggregation.
 

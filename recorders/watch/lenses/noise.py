@@ -48,6 +48,11 @@ def GradientNoise(parameters: Names = ("weight", "bias"), batch_size: int | None
         batch_size: the number of samples that a step uses, over all micro-batches and ranks; None for a scale in batches.
         log_scale: draw the scale on a logarithmic axis.
 
+    Charts:
+        Weight Gradient Noise Scale, Bias Gradient Noise Scale: `mean`, the scale, in batches, or in samples with `batch_size=`,
+            and no value if the signal is not above 0; `noise` and `signal`, in the square of the unit of the gradient, from two
+            steps on; `count` and `nonfinite`, how many steps count and how many are left out. One value a layer and tick.
+
     Raises:
         LensError: `batch_size` is not a positive number.
 

@@ -63,6 +63,13 @@ def OutputNorm(
         line_aggregation: one or several of "mean", "std", "min", "max", and with `inplace=False` "median", "Q1", "Q3".
         range_aggregation: one or several of "std", "min-max", and with `inplace=False` "Q1-Q3"; None for no ranges.
 
+    Charts:
+        Output Norm: `mean`, `std`, `min` and `max` over batches of the L2 norm, in the unit of the outputs; `count` and
+            `nonfinite`, how many batches count and how many are left out. One value a layer and tick. With `inplace=False` also
+            `median`, `Q1` and `Q3`. It is Output RMS, the root mean square, with `normalize_by_size`.
+        Mean Output Norm Comparison: the share of the sum that each layer has, one value a layer and tick; drawn from the rows
+            above, it adds none.
+
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
@@ -120,6 +127,14 @@ def ParameterNorm(
         comparison_plot: also draw the part that each layer has in the sum of the norms of all layers.
         aggregation_method: the line: "mean", "std", "min", "max", and with `inplace=False` "median", "Q1", "Q3".
 
+    Charts:
+        Weight Norm, Bias Norm: `mean`, `std`, `min` and `max` of the L2 norms of a tick, in the unit of the parameter: one norm,
+            if `tick()` is not called besides; `count` and `nonfinite`, how many norms count and how many are left out. One value
+            a layer and tick. With `inplace=False` also `median`, `Q1` and `Q3`. They are Weight RMS and Bias RMS, root mean
+            squares, with `normalize_by_size`.
+        Weight Norm Comparison, Bias Norm Comparison: the share of the sum that each layer has, one value a layer and tick; drawn
+            from the rows above, it adds none.
+
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
@@ -147,6 +162,11 @@ def ParameterCond(inplace: bool = True, parameters: Names = "weight", log_scale:
         inplace: keep running statistics only; False keeps every value.
         parameters: names of parameters; a layer that lacks one is passed by.
         log_scale: draw the condition number on a logarithmic axis.
+
+    Charts:
+        Weight Condition Number: `mean`, `std`, `min` and `max` of the condition number at a tick, without a unit; `count` and
+            `nonfinite`, how many count and how many are left out. One value a layer and tick. With `inplace=False` also `median`,
+            `Q1` and `Q3`.
 
     >>> [chart.title for chart in ParameterCond().charts]
     ['Weight Condition Number']

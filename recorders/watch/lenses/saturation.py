@@ -29,6 +29,11 @@ def Saturation(
         channel_last: units are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         warning_plot: also draw the highest share of all layers.
 
+    Charts:
+        Saturated Units: `mean`, the share of units, without a unit; `saturated` and `units`, numbers of units. One value a layer
+            and tick.
+        Most Saturated Units Of All Layers: the highest share of units, one value a tick; drawn from the rows above, it adds none.
+
     >>> [chart.title for chart in Saturation().charts]
     ['Saturated Units', 'Most Saturated Units Of All Layers']
     """

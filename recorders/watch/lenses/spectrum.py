@@ -44,6 +44,10 @@ def EffectiveRank(
         channel_last: features are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         most_features: outputs with more features than this are left out, and `report()` counts them as filtered out.
 
+    Charts:
+        Output Effective Rank: `mean`, the rank, in dimensions; `share`, the rank over the number of features; `rows`, of how many
+            rows. One value a layer and tick.
+
     Raises:
         LensError: `most_features` is below 1.
 

@@ -34,8 +34,9 @@ class TensorBoardVisualizer:
     """Writes each number of each chart as a scalar for TensorBoard, at its tick.
 
     The tags are `chart/layer/statistic`, such as `Output Norm/encoder.0/mean`: every line, both ends of every range ("mean-std",
-    "mean+std", "min", "max", "Q1", "Q3"), "nonfinite" if there was such a value, and `chart/line` for a comparison of layers. All
-    are in one run, comparisons too.
+    "mean+std", "min", "max", "Q1", "Q3"), "nonfinite" if there was such a value, `chart/line` for a comparison of layers, and
+    "layers left out" of a chart with more than `most`. The unit is that of the chart, which its lens names. All are in one run,
+    comparisons too.
 
     The tab "Custom Scalars" has a section for each chart, with one panel for each layer, its ranges shaded, and one for all. If
     there are more than 16 layers, a chart has a section for each 16 of them, closed at first. A comparison is one panel. The tabs

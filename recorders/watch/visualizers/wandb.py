@@ -20,8 +20,9 @@ _PATIENCE = 15
 class WandbVisualizer:
     """Logs each number of each chart as a metric of a run of Weights & Biases, with one `log` for each tick.
 
-    The metrics are `chart/layer/statistic`, such as `Output Norm/encoder.0/mean`: every line, both ends of every range ("mean-std",
-    "mean+std", "min", "max", "Q1", "Q3"), "nonfinite" if there was such a value, and `chart/line` for a comparison of layers. Their
+    The metrics are `chart/layer/statistic`, such as `Output Norm/encoder.0/mean`: every line, both ends of every range
+    ("mean-std", "mean+std", "min", "max", "Q1", "Q3"), "nonfinite" if there was such a value, `chart/line` for a comparison of
+    layers, and "layers left out" of a chart with more than `most`. The unit is that of the chart, which its lens names. Their
     horizontal axis is the metric `tick`.
 
     If the program has a run, `wandb.run`, it is used, and the program finishes it. The visualizer never goes ahead of its step,
