@@ -165,6 +165,7 @@ class DifferenceMonitor(_AttributeMonitor):
     """
 
     sites = ("around_forward",)
+    operand_names = ("after", "before")
 
     def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         if not isinstance(attr, str):

@@ -72,6 +72,7 @@ class Monitor(Observer, Recorded, Past):
 
     _defaults: ClassVar[dict[str, Any]]
     sites: tuple[str, ...] = ()
+    operand_names: ClassVar[tuple[str, ...]] = ()  # what messages call them
     hooks_change: bool = False  # whether hooks are added while the monitor is on
     subject: ClassVar[Literal["calls", "module", "parameters", "values"]] = "calls"  # what it records of
     of_net: ClassVar[bool] = False  # whether a recorder puts it on the net alone, under the name of its group

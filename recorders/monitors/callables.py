@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import get_testing_overrides
 
 __all__ = ["call", "computed_together", "together_of"]
@@ -53,8 +53,13 @@ def _told_elsewhere(function: Callable[..., Any]) -> Takes:
         parameters = inspect.signature(_overrides()[function]).parameters.values()
     except (KeyError, TypeError, ValueError):
         return UNTOLD
+    return Takes(_positional(parameters, required=True) or None, ())
+
+
+def _positional(parameters: Iterable[Parameter], required: bool) -> int:
+    """How many arguments can be given by position; only those without a default, if these are asked for."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return Takes(sum(one.kind in kinds and one.default is Parameter.empty for one in parameters) or None, ())
+    return sum(one.kind in kinds and not (required and one.default is not Parameter.empty) for one in parameters)
 
 
 @cache
@@ -103,17 +108,28 @@ def together_of(monitor: Any) -> Together | None:
 
 
 def _inspect(function: Callable[..., Any]) -> Takes:
-    """What `function` takes; all operands if it takes `*args`, or does not say."""
+    """What `function` takes; all operands if it takes `*args`, or does not say.
+
+    Optional arguments count, but for those of PyTorch's own functions and modules: they are no operands.
+
+    >>> from torch import nn
+    >>> _inspect(nn.functional.relu).most, _inspect(nn.ReLU()).most, _inspect(lambda output, input=None: output).most
+    (1, 1, 2)
+    """
     inputs = getattr(function, "nin", None)
     if isinstance(inputs, int):  # a function of NumPy, whose signature has the results as well
         return Takes(inputs, ())
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):
         return _told_elsewhere(function)
-    kinds = [parameter.kind for parameter in parameters.values()]
     asked = tuple(name for name in ("module", "name") if name in parameters and parameters[name].kind is Parameter.KEYWORD_ONLY)
-    if Parameter.VAR_POSITIONAL in kinds:
+    if any(one.kind is Parameter.VAR_POSITIONAL for one in parameters.values()):
         return Takes(None, asked)
-    most = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    most = _positional(parameters.values(), required=_is_torch(called))
     return Takes(most if most or asked else None, asked)  # one that takes nothing gets all, and says itself what is wrong
+
+
+def _is_torch(function: Callable[..., Any]) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "torch"

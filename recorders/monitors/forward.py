@@ -42,6 +42,7 @@ class ForwardMonitor(Monitor):
     """
 
     sites = ("forward",)
+    operand_names = ("output", "inputs")
     side = "outputs"
 
 
@@ -58,6 +59,7 @@ class ForwardInputMonitor(Monitor):
     """
 
     sites = ("forward_pre",)
+    operand_names = ("inputs",)
     side = "inputs"
 
 

@@ -31,6 +31,7 @@ class BackwardMonitor(Monitor):
     """
 
     sites = ("output_gradient",)
+    operand_names = ("gradient", "output")
     side = "outputs"
 
 
@@ -76,4 +77,5 @@ class BackwardInputMonitor(Monitor):
     """
 
     sites = ("input_gradient",)
+    operand_names = ("gradient", "input")
     side = "inputs"

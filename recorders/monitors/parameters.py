@@ -59,6 +59,8 @@ class ParameterMonitor(ModuleParameterMonitor):
     >>> torch.testing.assert_close(monitor.peek().float(), layer.weight.norm().detach())
     """
 
+    operand_names = ("value",)
+
     def __init__(
         self,
         reducer: Reducer,
@@ -126,6 +128,8 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     >>> monitor.peek()
     tensor(3., dtype=torch.float64)
     """
+
+    operand_names = ("gradient", "value")
 
     def __init__(
         self,
@@ -231,6 +235,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     tensor([[-0.5000]])
     """
 
+    operand_names = ("after", "before")
     reading: Reading | None = Reading(CHANGE, lambda parameters, optimizer: parameters)
 
     def __init__(
@@ -311,6 +316,8 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
     >>> monitor.peek()
     tensor([[0.1000]])
     """
+
+    operand_names = ("state", "value")
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -507,7 +508,8 @@ def fail(monitor: Any, error: Exception, module: Any, operands: tuple[Any, ...])
     first = monitor.last_error is None
     others = _others(monitor, error) if first and monitor.on_error != "raise" else 0
     monitor._skip("errors")
-    seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
+    named = zip_longest(monitor.operand_names[: len(operands)], map(shapes, operands), fillvalue="")
+    seen = f"; operands: {' | '.join(f'{name} {found}'.strip() for name, found in named)}" if operands else ""
     if found := {name: value for name, (value, _) in current().given.get(monitor.context, {}).items() if name in monitor.given}:
         seen += f"; given: {shapes(found)}"
     message = monitor.last_error = (

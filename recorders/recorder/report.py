@@ -183,7 +183,7 @@ _GONE = "its module is no longer in the net: it was replaced after the selection
 
 def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
-    idle = monitor.gate.chooses_steps and monitor.clock.step == 0
+    idle = monitor.gate.chooses_steps and not monitor.clock.moved
     if IN_CUDA_GRAPH in monitor.counts:
         return _CAPTURED
     if samples:

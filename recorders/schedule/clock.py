@@ -52,6 +52,7 @@ class Clock:
 
     Attributes:
         attached: whether an optimizer advances the clock.
+        moved: whether it was ever at another step than the first.
         several: whether more than the optimizer that was attached last is known to advance it: another one, or the user.
         any_due: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
         cadence: one in this many of the steps that a monitor chooses is recorded; 1 without a budget.
@@ -64,7 +65,9 @@ class Clock:
 
     def __init__(self) -> None:
         self._micro_batch, self._begun, self._forwards_of = 0, False, 0  # the step that the forwards were counted in
-        self.attached = self.told = self.several = False  # told: whether somebody was warned that the clock stands still
+        self.attached = self.moved = self.told = self.several = (
+            False  # told: whether somebody was warned that the clock stands still
+        )
         self._net: weakref.ref[nn.Module] | None = None
         self._groups: list[StepGroup] = []
         self._meter: Meter | None = None
@@ -144,7 +147,7 @@ class Clock:
 
     def _move(self, step: int) -> None:
         before, self.quiet, self._asked = self.quiet, QuietSteps(step, 0), step
-        before.over = True
+        before.over, self.moved = True, self.moved or step > 0
 
     def _set_step(self, step: int) -> None:
         """Sets the step, and switches the groups for which the decision has changed."""

@@ -67,6 +67,11 @@ BUILTINS: dict[str, tuple[Any, int]] = {
     "torch.maximum": (torch.maximum, 2),
     "Tensor.abs": (Tensor.abs, 1),
     "Tensor.sub": (Tensor.sub, 2),
+    "F.relu": (nn.functional.relu, 1),
+    "F.softplus": (nn.functional.softplus, 1),
+    "torch.norm": (torch.norm, 1),
+    "ReLU": (nn.ReLU(), 1),
+    "Sequential": (nn.Sequential(nn.Tanh()), 1),
     "abs": (abs, 1),
     "partial": (functools.partial(torch.mul, 2), 1),
     "operator.sub": (operator.sub, 2),
@@ -78,7 +83,7 @@ BUILTINS: dict[str, tuple[Any, int]] = {
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # NumPy's own, of tensors
 @pytest.mark.parametrize("name", BUILTINS)
 @pytest.mark.parametrize("option", ["op_", "map_", "filter_"])
-def test_functions_without_a_signature_get_the_operands_that_they_take(name: str, option: str) -> None:
+def test_functions_of_others_get_the_operands_that_they_take(name: str, option: str) -> None:
     function, count = BUILTINS[name]
     layer, x = nn.ReLU(), torch.tensor([3.0])
     monitor = Caught()

@@ -380,7 +380,7 @@ def test_a_failure_keeps_what_was_recorded_before() -> None:
     monitor = ForwardMonitor(Mean("b c -> c"), layer)
     layer(torch.ones(2, 3))
     before = monitor.state
-    with pytest.warns(RecordingWarning, match=r"keeps shape \(3,\).*operands: \(2, 5\) float32"):
+    with pytest.warns(RecordingWarning, match=r"keeps shape \(3,\).*operands: output \(2, 5\) float32"):
         layer(torch.ones(2, 5))
     assert all(monitor.state[key] is before[key] for key in before)
     layer(torch.full((2, 3), 3.0))
