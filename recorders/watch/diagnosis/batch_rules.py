@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median, pvariance
 
 from recorders.watch.diagnosis.asked import LATE, LEAST, as_many, classes_of, is_binary, last_layer, may_broadcast, only, share_of
 from recorders.watch.diagnosis.batches import FEATURES, LABELS
 from recorders.watch.diagnosis.evidence import BatchCourse, Evidence, finite, middle
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import FLAT, LARGE_INPUT, LARGE_OUTPUT, LARGE_TARGET, LOSS, RESHAPING, SORTED, VARIES, WHOLE
+from recorders.watch.diagnosis.limits import (
+    FAR,
+    FLAT,
+    LARGE_INPUT,
+    LARGE_OUTPUT,
+    LARGE_TARGET,
+    LOSS,
+    RESHAPING,
+    SORTED,
+    VARIES,
+    WHOLE,
+)
 
 
 def inputs(known: Evidence) -> Iterator[Finding]:
@@ -46,7 +58,8 @@ def inputs(known: Evidence) -> Iterator[Finding]:
         if one and len(batches) >= LEAST:
             norms_too = any(known.fact("norms"))
             what = "each batch has one sample" + ", and batch norms are in the net" * norms_too
-            yield fault("batches-of-one", where, what, severity="error" if norms_too else "warning")
+            place = next((layer.name for layer in known.layers if "BatchNorm" in layer.kind), where) if norms_too else where
+            yield fault("batches-of-one", place, what, severity="error" if norms_too else "warning")
 
 
 def _comes_again(batches: BatchCourse) -> bool:
@@ -77,14 +90,15 @@ def target(known: Evidence) -> Iterator[Finding]:
             yield fault("constant-target", where, f"all values are {batches.low:.4g}", severity="notice" if varies else None)
         elif len(batches) >= LEAST and _has_equal_samples(batches):
             yield fault("constant-target", where, "all samples of a batch have the same values")
-        elif not batches.floating and len(batches) >= LEAST and batches.typical("count") > 1:
+        elif (not batches.floating or is_binary(batches)) and len(batches) >= LEAST and batches.typical("count") > 1:
             alike = share_of([low == high for low, high in zip(batches.each["min"], batches.each["max"], strict=True)])
-            if alike > 0.5:
+            if alike > 0.5 and not (batches.floating and _take_turns(batches)):
                 yield fault("sorted-target", where, f"in {alike:.0%} of the batches all labels are equal")
             else:
                 yield from _sorted(batches, where)
         elif batches.floating and max(abs(batches.low), abs(batches.high)) > LARGE_TARGET and not _is_scaled(known, batches):
-            yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}")
+            causes = ("outliers", "target-scale") if _has_outliers(batches) else ()
+            yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}", causes=causes)
         elif batches.floating:
             yield from _sorted(batches, where)
 
@@ -110,6 +124,23 @@ def _has_equal_samples(batches: BatchCourse) -> bool:
     return differ and not is_binary(batches) and max(finite(batches.each["within"]), default=1.0) == 0
 
 
+def _take_turns(batches: BatchCourse) -> bool:
+    """Whether the labels of most batches are others than those of the batch before, as the real and false ones of a GAN."""
+    means = batches.each["mean"]
+    return share_of([one != other for one, other in pairwise(means)]) > 0.5
+
+
+def _has_outliers(batches: BatchCourse) -> bool:
+    """Whether the largest values are those of few samples, in some batches or in each."""
+    rows = zip(*(batches.each[column] for column in ("mean", "std", "min", "max")), strict=True)
+    sizes = [(max(high - mean, mean - low), std) for mean, std, low, high in rows if math.isfinite(mean) and std > 0]
+    if not sizes:
+        return False
+    most = max(size for size, _ in sizes)
+    beside = max(most / median(size for size, _ in sizes), median(size / std for size, std in sizes))
+    return bool(beside > FAR)
+
+
 def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
     """Whether the first outputs are where the target is: a net may scale them itself."""
     output = only(known.outputs)
@@ -121,7 +152,7 @@ def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
 
 def _sorted(batches: BatchCourse, where: str) -> Iterator[Finding]:
     """BatchCourse whose means differ more than those of batches drawn at random, if there is one value for each sample."""
-    if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]):
+    if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]) or _has_outliers(batches):
         return
     means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(FEATURES, batches.typical("count"))
     expected = batches.typical("std") ** 2 / count

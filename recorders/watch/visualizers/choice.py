@@ -31,6 +31,8 @@ KINDS: dict[str, Callable[..., Visualizer]] = {
     "tracker": lambda given: TrackerVisualizer(*given.split(":", 1)),
     "wandb": WandbVisualizer,
 }
+TRACKERS = {"aim", "clearml", "comet_ml", "dvclive", "swanlab"}
+"""Trackers that are visualizers by way of accelerate only: their names stand after "tracker:"."""
 TARGETS = {
     "matplotlib": "a folder",
     "html": "a file",
@@ -77,6 +79,8 @@ def _named(given: str) -> Visualizer:
     kind, colon, target = given.partition(":")
     if kind not in KINDS:
         made: Visualizer | None = plugin("visualizers", kind, Visualizer, *([target] if colon else []))
+        if made is None and kind in TRACKERS:
+            raise LensError(f'no visualizer {given!r}, which is a tracker: write "tracker:{given}"')
         if made is None:
             raise LensError(f"no visualizer {given!r}; choose from {_known()}, or give an object with show(tick, charts)")
         return made

@@ -109,7 +109,7 @@ def test_one_that_cannot_be_reduced_is_left_out_alone() -> None:
     monitor = ForwardMonitor(Picky(), layer := nn.Identity())
     for value in (1.0, 2.0, -1.0, 3.0):
         layer(torch.full((2,), value))
-    with pytest.warns(RecordingWarning, match=r"ForwardMonitor on Identity: ValueError: negative; operands: output 0: \(2,\) float32"):
+    with pytest.warns(RecordingWarning, match=r"ForwardMonitor on Identity: ValueError: negative; operands: output 0: "):
         assert monitor.peek() == 12
     assert (monitor.samples, monitor.counts["errors"]) == (3, 1)
 
@@ -118,7 +118,7 @@ def test_an_error_to_be_raised_is_raised_once_and_the_other_observations_stay() 
     monitor = ForwardMonitor(Picky(), layer := nn.Identity(), on_error="raise")
     for value in (1.0, -1.0, 2.0):
         layer(torch.full((2,), value))
-    with pytest.raises(MonitorError, match=r"^ForwardMonitor on Identity: ValueError: negative; operands: output 0: \(2,\) float32$"):
+    with pytest.raises(MonitorError, match=r"^ForwardMonitor .*ValueError: negative; operands: output 0: \(2,\) float32$"):
         layer(torch.ones(3))  # of another shape, before which the others are reduced
     assert (monitor.samples, monitor.peek()) == (3, 9)
 

@@ -101,6 +101,7 @@ def test_prefill_and_decoding_are_recorded_apart_and_the_tokens_are_the_same(way
         assert found["max"].tolist() == [x.max().item() for x in there]
         torch.testing.assert_close(found["mean"], torch.stack([x.double().mean() for x in there]), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found["var"], torch.stack([x.double().var() for x in there]), rtol=1e-10, atol=0)
+    assert not [row for row in recorder.report().rows if row.reason]
 
 
 def ending(model: nn.Module) -> int:

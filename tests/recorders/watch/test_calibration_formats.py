@@ -1,6 +1,7 @@
 """Calibration that leaves: the loader of each library reads the file, and finds the numbers that the library itself would find.
 
-None of these libraries is needed elsewhere: `pip install 'torch-recorders[calibration-tests]'`.
+None of these libraries is needed elsewhere: `bash .ci/packages calibration`, and `bash .ci/packages llm-compressor`, which asks for
+an older release of another one.
 """
 
 from __future__ import annotations

@@ -468,7 +468,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         Inspector(lenses=[OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True)])
     with pytest.raises(LensError, match="takes lenses"):
         Inspector(lenses=[OutputGradientGeometry])  # type: ignore[list-item]
-    with pytest.raises(LensError, match="no visualizer 'cinema'"):
+    with pytest.raises(LensError, match="no visualizer 'cinema'; choose from"):
         Inspector(lenses=[], show="cinema")
     with pytest.raises(LensError, match="active=0"):
         Inspector(lenses=[], active=0)

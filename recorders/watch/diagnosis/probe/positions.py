@@ -105,7 +105,7 @@ def _future_of(probe: Probe, sequence: Positions) -> Iterator[Finding]:
     if any(told) and (ahead > same or shifts_target(probe)):
         what = f"the target is the next token, and outputs before position {cut} change if inputs from there on do"
         place = probe.place(changed, early)
-        causes = ("wrong-axis", "mask") if _softmax_over_queries(probe, place) else ()
+        causes = ("wrong-axis", "mask") if _mixes_positions(probe, place) else ()
         yield fault("sees-the-future", shown_name(place), what, causes=causes)
     elif same > ahead and not any(told) and (copied := _copied_share(probe, given)) > PROBE.copies and _reads(probe, sequence.path):
         what = (
@@ -196,8 +196,12 @@ def _changed(length: int, where: slice, count: int) -> Wrong:
     return wrong
 
 
-def _softmax_over_queries(probe: Probe, place: str) -> bool:
-    return any(name == place for name in probe.seen.query_softmax)
+def _mixes_positions(probe: Probe, place: str) -> bool:
+    """Whether the future comes by something else than a mask: a softmax over queries, or a layer in which no attention is."""
+    if any(name == place for name in probe.seen.query_softmax):
+        return True
+    attends = [name for name in probe.seen.attention if not place or name == place or f"{name}.".startswith(f"{place}.")]
+    return not attends and not any(place.startswith(f"{name}.") for name in probe.seen.attention)
 
 
 def _copied_share(probe: Probe, tokens: Tensor) -> float:

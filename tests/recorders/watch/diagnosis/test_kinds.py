@@ -161,6 +161,37 @@ def units_of_two_kinds(setup: Setup) -> None:
             net[3].weight[:, half] = net[3].weight[:, like : like + 1].clone()
 
 
+def of_two_classes(setup: Setup, chosen: Callable[[int], int | None]) -> None:
+    """Labels of 0 and 1 as numbers; in each batch those of one class, if it is chosen."""
+    batch = setup.batch
+
+    def labelled(step: int) -> tuple[Tensor, Tensor]:
+        x, y = batch(step)
+        one = chosen(step)
+        y = y % 2 if one is None else torch.full_like(y, one)
+        return setup.centres[y] + 0.1 * x, y[:, None].float()
+
+    setup.batch, setup.net[-1] = labelled, nn.Linear(24, 1)  # type: ignore[method-assign,index]
+    setup.loss = nn.functional.binary_cross_entropy_with_logits
+
+
+def folder_by_folder(setup: Setup) -> None:
+    of_two_classes(setup, lambda step: int(step < 30))
+
+
+def values_of_a_broken_sensor(setup: Setup) -> None:
+    batch = setup.batch
+
+    def measured(step: int) -> tuple[Tensor, Tensor]:
+        x, _ = batch(step)
+        values = x[:, :1].clone()
+        values[:1] = -999.0
+        return x, values
+
+    setup.batch, setup.net[-1] = measured, nn.Linear(24, 1)  # type: ignore[method-assign,index]
+    setup.loss = nn.functional.mse_loss
+
+
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "net", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
@@ -172,6 +203,9 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "two factors that are zero": (both_factors_zero, ("zero-weights", "2", "initialisation")),
     "units of two kinds": (units_of_two_kinds, ("equal-units", "0", "symmetry")),
     "weights that are far too large": (huge_weights, ("high-initial-loss", "loss", "initialisation")),
+    "one sample a batch": (CASES["batches-of-one"], ("batches-of-one", "1", "batch-of-one")),
+    "labels as numbers that are sorted": (folder_by_folder, ("sorted-target", "target", "data-order")),
+    "values of a broken sensor": (values_of_a_broken_sensor, ("large-target", "target", "outliers")),
     "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
 }
 """By name, what is planted, and kind, place and cause of one of the first three findings."""
@@ -265,6 +299,12 @@ def test_a_sequence_shorter_than_the_inputs_has_all_its_classes() -> None:
     lengths = torch.full((32,), 20), torch.full((32,), 4)
     setup.loss = lambda output, target: nn.functional.ctc_loss(output.transpose(0, 1), target, *lengths)
     assert "unused-classes" not in {one.kind for one in setup.run()}
+
+
+def test_real_and_false_samples_in_turn_are_not_sorted() -> None:
+    setup = planted("")
+    of_two_classes(setup, lambda step: step % 2)
+    assert "sorted-target" not in {one.kind for one in setup.run()}
 
 
 @pytest.mark.parametrize("name", ON_PURPOSE)

@@ -355,6 +355,13 @@ def test_a_softmax_over_queries_is_told_from_a_mask() -> None:
     assert (found.kind, found.cause) == ("sees-the-future", "wrong-axis")
 
 
+def test_positions_that_are_averaged_without_attention_are_no_matter_of_masks() -> None:
+    text = texts()
+    net = nn.Sequential(nn.Embedding(TOKENS, 12), Apply(lambda x: x - x.mean(1, keepdim=True)), nn.Linear(12, TOKENS))
+    (found,) = probed(net, text[:, :-1], text[:, 1:]).found
+    assert (found.kind, found.layer, found.cause) == ("sees-the-future", "1", "wrong-axis")
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_decoder_that_sees_the_next_token_is_found(masked: bool) -> None:
     class Translator(nn.Module):

@@ -29,6 +29,7 @@ from recorders.errors import LensError, MissingExtraError, RecordingWarning
 from recorders.watch.charts import Across, Chart, charts_of
 from recorders.watch.replay import replay
 from recorders.watch.visualizers import TrackerVisualizer, as_visualizers
+from recorders.watch.visualizers.choice import KINDS
 from recorders.watch.visualizers.mlflow import mlflow_name, name_of_mlflow
 from recorders.watch.visualizers.movers import Movers
 from recorders.watch.visualizers.numbers import numbers
@@ -488,6 +489,13 @@ def test_a_tracker_that_was_started_belongs_to_the_program() -> None:
 def test_what_cannot_be_is_told_at_once(made: Callable[[], object], match: str) -> None:
     with pytest.raises(LensError, match=match):
         made()
+
+
+@pytest.mark.parametrize("name", sorted(READERS.keys() - KINDS.keys()))
+def test_a_tracker_without_the_word_before_its_name_is_told_what_to_write(name: str) -> None:
+    for show in (name, f"{name}:project"):
+        with pytest.raises(LensError, match=f'no visualizer {show!r}, which is a tracker: write "tracker:{show}"'):
+            Inspector(lenses=[], show=show)
 
 
 def test_names_of_trackers_are_those_of_accelerate(folder: Path) -> None:
