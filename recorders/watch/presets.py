@@ -30,8 +30,27 @@ __all__ = [
     "health",
     "mup_coordinates",
     "outliers",
+    "outputs",
     "update_ratio",
 ]
+
+
+def outputs() -> Recorder:
+    """What each module puts out: its mean, variance and extremes, over all calls and elements.
+
+    Returns:
+        A recorder.
+        Results of each module, each 0-d, those of `Summary`: `count`, `mean`, `var`, `min`, `max`, `absmax`, `zeros`, `nan` and
+        `inf`, in the unit of the output, `var` in its square. A module that returns several tensors has them for each.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> with outputs().modules(net) as recorder:
+    ...     _ = net(torch.zeros(4, 2))
+    >>> recorder["1"].peek()["count"]
+    tensor(12)
+    """
+    return Recorder(ForwardMonitor(Summary()))
 
 
 def calibration(*, per_channel: bool = False, group_size: int | None = None, mantissa_bits: int = 7) -> Recorder:
