@@ -49,7 +49,7 @@ class ReportRow:
         skipped, _ = _left_out(self)
         return (
             f"{shown_name(self.name)}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
-            + (f" ({self.steps})" if self.steps else "")
+            + (f" in its steps ({self.steps}; in others its hooks are off)" if self.steps else "")
             + (f"; left out: {skipped}" if skipped else "")
             + (f"; {self.reason}" if self.reason else "")
         )
@@ -117,7 +117,8 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         module = shown_module(monitor)
         samples = monitor.samples
         counted = monitor.counts.get("calls", 0) + monitor.buffer.graph_calls
-        calls = max(counted, samples)  # some calls inside a compiled graph are not counted
+        seen = samples + (sum(skipped.values()) if monitor.watch is not None else 0)  # a gradient that does not come is no call
+        calls = max(counted, seen)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
         if samples and not reason and calls > samples + sum(skipped.values()):

@@ -392,3 +392,19 @@ def test_a_block_that_cannot_begin_counts_for_nothing() -> None:
     with recorder.children(net):
         net(torch.ones(1))
     assert not recorder[0].registered
+
+
+def test_calls_of_other_steps_and_gradients_that_do_not_come_are_told() -> None:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters())
+    monitors = {"out": ForwardMonitor(Mean(), every_step=2), "gradient": BackwardMonitor(Mean())}
+    recorder = Recorder(None, **monitors).modules(net).attach(optimizer)
+    with recorder:
+        for _ in range(4):
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                net(torch.ones(3, 4))
+    out, gradient = map(str, recorder.report().rows)
+    assert "4 recorded of 4 calls in its steps (every 2 steps; in others its hooks are off)" in out
+    assert "4 recorded of 8 calls; left out: 4 no gradient will come (no_grad)" in gradient
