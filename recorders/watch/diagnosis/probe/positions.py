@@ -197,11 +197,10 @@ def _changed(length: int, where: slice, count: int) -> Wrong:
 
 
 def _mixes_positions(probe: Probe, place: str) -> bool:
-    """Whether the future comes by something else than a mask: a softmax over queries, or a layer in which no attention is."""
-    if any(name == place for name in probe.seen.query_softmax):
-        return True
-    attends = [name for name in probe.seen.attention if not place or name == place or f"{name}.".startswith(f"{place}.")]
-    return not attends and not any(place.startswith(f"{name}.") for name in probe.seen.attention)
+    """Whether the future comes by something else than a mask: a softmax over queries, or where no attention may read ahead."""
+    ahead = {*probe.seen.reads_ahead} & {*probe.seen.attention}
+    near = any(not place or f"{name}.".startswith(f"{place}.") or place.startswith(f"{name}.") for name in ahead)
+    return place in probe.seen.query_softmax or not near
 
 
 def _copied_share(probe: Probe, tokens: Tensor) -> float:

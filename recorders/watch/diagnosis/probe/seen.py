@@ -90,6 +90,7 @@ class Seen:
         draws: whether other random numbers were drawn.
         batch_softmax: the names of modules in which a softmax ran along the first axis.
         query_softmax: those in which one ran along the rows of square matrices, which are queries as a rule.
+        reads_ahead: those in which a query may read a later key.
     """
 
     alone: float
@@ -100,6 +101,7 @@ class Seen:
     draws: bool = False
     batch_softmax: list[str] = field(default_factory=list)
     query_softmax: list[str] = field(default_factory=list)
+    reads_ahead: list[str] = field(default_factory=list)
     _followed: dict[int, tuple[Tensor, str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -122,6 +124,8 @@ class Seen:
             self.batch_softmax.append(where)
         if scores.ndim > 2 and dim % scores.ndim == scores.ndim - 2 and scores.shape[-1] == scores.shape[-2]:
             self.query_softmax.append(where)
+        if scores.ndim > 2 and dim % scores.ndim == scores.ndim - 1:
+            self._look_ahead(scores, torch.arange(scores.shape[-2], device=scores.device), where)
         if scores.ndim > 1:
             self._followed[id(output)] = (output, where, _some(scores.movedim(dim, -1).flatten(0, -2)))
             if len(self._followed) > KEPT:
@@ -158,9 +162,16 @@ class Seen:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if options.get("is_causal"):
             scores = scores.masked_fill(torch.arange(key.shape[-2], device=rows.device) > rows[:, None], -math.inf)
+        self._look_ahead(scores, rows, where)
         if scale > 1:
             self.lineage.note_scores(scores, query.shape[-1], where)
         self.attention.setdefault(where, Attention()).add(scores.flatten(0, -2), self.alone)
+
+    def _look_ahead(self, scores: Tensor, rows: Tensor, where: str) -> None:
+        """Looks whether any of these queries, by their positions, may read a later key."""
+        later = torch.arange(scores.shape[-1], device=rows.device) > rows[:, None]
+        if bool((later & (scores > MASKED)).any()):
+            self.reads_ahead.append(where)
 
 
 def _some(rows: Tensor) -> Tensor:

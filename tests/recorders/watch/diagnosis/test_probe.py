@@ -362,6 +362,19 @@ def test_positions_that_are_averaged_without_attention_are_no_matter_of_masks() 
     assert (found.kind, found.layer, found.cause) == ("sees-the-future", "1", "wrong-axis")
 
 
+def test_heads_that_are_joined_by_a_reshape_are_told_from_a_mask() -> None:
+    class Joined(Texts):
+        def forward(self, tokens: Tensor) -> Any:
+            x = self.embedding(tokens)
+            heads = torch.unflatten(x, -1, (3, 4)).transpose(1, 2)
+            read = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+            return self.head(x + read.reshape(x.shape))
+
+    text = texts()
+    (found,) = probed(Joined(), text[:, :-1], text[:, 1:]).found
+    assert (found.kind, found.cause) == ("sees-the-future", "wrong-axis")
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_decoder_that_sees_the_next_token_is_found(masked: bool) -> None:
     class Translator(nn.Module):
