@@ -1,4 +1,4 @@
-"""Writes the generated parts of the pages in docs/findings: how a finding reads, why it matters, its causes, and the table of all.
+"""Writes the generated parts of the pages about findings: how one reads, its causes, all kinds, how often each is right.
 
 What a page says besides is written by hand. Run: python benchmarks/findings_pages.py, after `findings_pictures.py` or
 `python -m benchmarks.diagnosis` has made new results.
@@ -7,7 +7,8 @@ What a page says besides is written by hand. Run: python benchmarks/findings_pag
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from recorders.watch.diagnosis.causes import CAUSES, KINDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "findings"
+RIGHT = ROOT / "docs" / "findings-right.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FURTHER = {
     "nonfinite": ("nonfinite-inputs", "exploding-gradients", "initialisation"),
@@ -34,6 +36,43 @@ FURTHER = {
     "unreachable-target": ("wrong-loss",),
 }
 """Causes that a finding names instead, if what was recorded tells of them."""
+
+FAMILIES = {
+    "Outputs and units": """
+        nonfinite never-ran dead-units saturated-units outliers equal-units equal-outputs one-direction growing-signal
+        shrinking-signal
+        """,
+    "Gradients": """
+        vanishing-gradients exploding-gradients no-gradient gradient-cut tiny-gradients clipped not-cleared gradients-discarded
+        """,
+    "Weights and updates": """
+        frozen frozen-from-start updates-too-large updates-too-small zero-weights shrinking-weights strong-weight-decay
+        large-initial-weights large-initial-bias oscillating-weights coarse-weights written-between-steps untied-weights
+        replicas-differ
+        """,
+    "The optimizer": """
+        rate-is-zero rate-ends-early ascends odd-momentum large-epsilon optimizer-made-anew foreign-parameters
+        """,
+    "The loss": """
+        loss-does-not-fall loss-rises loss-climbs loss-is-constant loss-falls-slowly loss-jumps high-initial-loss
+        probabilities-as-logits rectified-outputs normalised-outputs dropout-on-outputs softmax-axis outputs-reshaped
+        shapes-broadcast exclusive-labels wrong-probabilities
+        """,
+    "The data": """
+        nonfinite-inputs batches-of-one constant-inputs large-inputs weak-inputs repeated-batches constant-target sorted-target
+        large-target unreachable-target targets-are-inputs targets-displaced class-ignored unused-classes
+        """,
+    "Layers": """
+        evaluation-mode training-mode statistics-stand-still wrong-normalisation much-dropout bottleneck linear-net
+        activations-in-a-row repeated-layer
+        """,
+    "What outputs depend on": """
+        samples-mix ignores-inputs order-has-no-effect sees-the-future sees-only-the-past mask-inverted attention-saturated
+        attention-uniform attention-unscaled random-in-evaluation carries-state
+        """,
+    "A run beside good ones": "left-range",
+}
+"""The kinds by what is wrong."""
 
 
 def seen(kind: str) -> str:
@@ -62,31 +101,39 @@ def causes(kind: str) -> str:
     return "\n".join(lines)
 
 
-def table() -> str:
-    """All kinds, with what the benchmark says of them."""
+def families() -> str:
+    """All kinds, by family; warnings are in italics."""
+    named = [kind for kinds in FAMILIES.values() for kind in kinds.split()]
+    if sorted(named) != sorted(KINDS):
+        raise ValueError(f"each kind has one family, but not {sorted({*named} ^ {*KINDS}) or 'those that are named twice'}")
+    parts = []
+    for family, kinds in FAMILIES.items():
+        names = {kind: kind if KINDS[kind].severity == "error" else f"*{kind}*" for kind in kinds.split()}
+        rows = [(f"[{name}]({kind}.md)", summary(kind)) for kind, name in names.items()]
+        parts.append(f"## {family}\n\n{_table(('kind', 'what was seen'), rows)}")
+    return "\n\n".join(parts)
+
+
+def right() -> str:
+    """What the benchmark says of each kind that it has."""
     counted = _counted()
-    head = ("kind", "severity", "what was seen", "likely causes", "right", "in healthy trainings")
-    rows = [head, ("---",) * len(head)]
-    for kind, known in KINDS.items():
-        told, right, healthy = counted.get(kind, (0, 0, 0))
-        likely = "; ".join(CAUSES[name].text for name in known.causes) or known.remedy
-        rows.append(
-            (
-                f"[{kind}]({kind}.md)",
-                known.severity,
-                summary(kind),
-                likely,
-                f"{right} of {told}" if told else "",
-                f"{healthy or ''}",
-            )
-        )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    rows = [
+        (f"[{kind}](findings/{kind}.md)", f"{right} of {told}" if told else "", f"{healthy}")
+        for kind, (told, right, healthy) in ((kind, counted[kind]) for kind in KINDS if kind in counted)
+    ]
+    middle = -(-len(rows) // 2)  # two kinds a row, for a page half as long
+    head = ("kind", "right", "in healthy trainings")
+    return _table(head * 2, [one + other for one, other in zip_longest(rows[:middle], rows[middle:], fillvalue=("",) * 3)])
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
 def scores() -> str:
     """How often the diagnosis was right: on the benchmark, beside rules of others, on variants, and on DEForm."""
     head = ("trainings", "programs", "faults", "found", "right place", "right cause", "false alarms in healthy trainings")
-    rows = [head, ("---",) * len(head)]
+    rows: list[tuple[str, ...]] = []
     for file, how in (
         ("diagnosis", ""),
         ("diagnosis_at_first", ", by the rules before"),
@@ -101,8 +148,7 @@ def scores() -> str:
                 rows += [_scored(f"{part}, faults of {name}", "", one[name], "") for name in named]
     for name, one in _result("diagnosis_variants").get("summary", {}).items():
         rows.append((name, "", "", "", "", "", f"{one['false alarms']} of {one['healthy']}"))
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines += ["", *_by_severity()]
+    lines = [_table(head, rows), "", *_by_severity()]
     deform = _result("diagnosis_deform")
     for arch in ("encoder", "decoder"):
         found = deform.get(arch, {}).get("scores", {})
@@ -160,7 +206,8 @@ def written() -> Iterator[tuple[Path, str]]:
             _filled(_filled(page.read_text(), "seen", lambda kind=kind: seen(kind)), "causes", lambda kind=kind: causes(kind)),
         )
     index = PAGES / "index.md"
-    yield index, _filled(_filled(index.read_text(), "kinds", table), "scores", scores)
+    yield index, _filled(index.read_text(), "kinds", families)
+    yield RIGHT, _filled(_filled(RIGHT.read_text(), "right", right), "scores", scores)
 
 
 def _filled(text: str, name: str, make: Callable[[], str]) -> str:

@@ -61,7 +61,7 @@ def save_sharded(
 
     Args:
         path: as for `save`, but no URL; the folder must be on a file system that all ranks share, where a rename replaces a file at
-            once, and a rank sees what another has flushed. See `docs/distributed.md`.
+            once, and a rank sees what another has flushed. See `docs/sharded.md`.
         group: the ranks; None for all.
         layout: as for `save`; "packed" for two files a rank, whatever it recorded, and so for many ranks.
         overwrite: replace the recording of another net, too.
