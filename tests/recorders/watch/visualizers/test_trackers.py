@@ -185,7 +185,7 @@ def of_aim(folder: Path) -> Series:
 
     (known,) = Repo(str(folder)).list_all_runs()
     found: Series = {}
-    for metric in Run(known, repo=str(folder)).metrics():
+    for metric in Run(known, repo=str(folder), **OPTIONS["aim"]).metrics():  # without them a reader adds numbers of the system
         rows = metric.dataframe()
         found[metric.name] = dict(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
     return found
