@@ -16,6 +16,7 @@ import hypothesis  # noqa: F401  before garbage is frozen: its plugins ask who r
 import pytest
 import torch
 from interpreted_hints import check_hints
+from no_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  which pytest finds here
 from world import SIZE, World
 
 from reducers.kernels import dispatch, waiting

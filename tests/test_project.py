@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import NamedTuple
 
+import no_skips
 import pytest
 from paths import ROOT
 
@@ -18,11 +23,49 @@ import recorders
 import reducers
 
 TOOLS = {"demo", "test", "bench", "docs", "all", "parity", "gpu-tests", "trackers", "calibration-tests", "trainers-tests"}
+TOOLS |= {"llm-compressor-tests", "sae-lens-tests", "browser-tests"}
 """Extras that bring whole environments. Every other extra is one that code asks for by `require(module, extra)`."""
 ALONE = {"axolotl", "mlflow", "trackio"}
 """Extras that `all` leaves out: axolotl asks for a certain version of a hundred packages, the others bring a server each."""
 EXAMPLES = {"dask"}
 """Or one that an example imports."""
+
+
+IMPORTED_AS = {"nvidia-modelopt": "modelopt"}
+"""Packages whose module has another name."""
+
+
+class Environment(NamedTuple):
+    """A row of the table in CONTRIBUTING.md, which `.ci/packages` makes and tests."""
+
+    name: str
+    extras: list[str]
+    files: list[str]
+    chosen: str | None  # what follows -k
+
+
+def environments() -> list[Environment]:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    lines = text.partition("<!-- environments -->\n")[2].partition("<!-- /environments -->")[0].splitlines()
+    found = []
+    for line in lines[2:]:
+        name, wanted, tests = line.replace("`", "").strip("| ").split(" | ")
+        words = shlex.split(tests)
+        chosen = words[1] if words[0] == "-k" else None
+        found.append(Environment(name, wanted.split(", "), words[2 if chosen else 0 :], chosen))
+    return found
+
+
+def modules_of(names: list[str]) -> set[str]:
+    """The modules that extras bring, with those of the extras that they name."""
+    found: set[str] = set()
+    for requirement in "\n".join(extras()[name] for name in names).split("\n"):
+        project, _, further = re.split(r"[>;]", requirement)[0].strip("] ").partition("[")
+        if project == "torch-recorders":
+            found |= modules_of(further.split(","))
+        elif project:
+            found.add(IMPORTED_AS.get(project, project.replace("-", "_")))
+    return found
 
 
 def setup() -> configparser.ConfigParser:
@@ -46,6 +89,13 @@ def test_the_version_is_the_same_wherever_it_is_written() -> None:
     assert "\nversion = attr: reducers.__version__\n" in (ROOT / "setup.cfg").read_text()
 
 
+def test_the_changelog_has_a_section_for_the_version_of_the_day_that_is_cited() -> None:
+    sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    day = re.search(r"^date-released: (\d{4}-\d\d-\d\d)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert day is not None
+    assert sections[:2] == ["[Unreleased]", f"[{reducers.__version__}] - {day[1]}"]
+
+
 def test_every_extra_has_code_behind_it_and_nearly_all_are_in_all() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "recorders").rglob("*.py"))
     asked_for = set(re.findall(r'require\([^)]*"(\w+)"\)', code))
@@ -56,6 +106,77 @@ def test_every_extra_has_code_behind_it_and_nearly_all_are_in_all() -> None:
     named = re.search(r"torch-recorders\[(.*)\]", extras()["all"])
     assert named is not None
     assert set(named[1].split(",")) == extras().keys() - (TOOLS - {"demo"}) - ALONE
+
+
+def test_every_test_that_needs_a_package_of_an_environment_runs_in_one_that_has_it() -> None:
+    rows = environments()
+    assert {extra for row in rows for extra in row.extras} <= extras().keys()
+    everywhere = modules_of(["test", "all", "parity", "docs", "gpu-tests"])  # which .ci/run installs
+    brought = {row.name: modules_of(row.extras) - everywhere for row in rows}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        file, tree = path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        named = {word.partition(".")[0] for word in words} & set().union(*brought.values())
+        there = [row for row in rows if file in row.files]
+        missing = named - set().union(*(brought[row.name] for row in there))
+        assert not missing or path == Path(__file__), f"{file} names {missing}: which environment of CONTRIBUTING.md runs it?"
+        chosen = {row.chosen for row in there} - {None}  # of a file that several environments share: a word, and the rest
+        tests = " ".join(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        plain = {word.removeprefix("not ") for word in chosen if word.removeprefix("not ") in tests}
+        assert plain == set() or chosen == plain | {f"not {word}" for word in plain}
+
+
+def test_the_workflow_runs_every_environment() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "weekly.yml").read_text()
+    assert f"environment: [{', '.join(row.name for row in environments())}]\n" in workflow
+    assert "run: bash .ci/packages ${{ matrix.environment }}\n" in workflow
+    assert [file for row in environments() for file in row.files if not (ROOT / file).is_file()] == []
+
+
+SKIPPING = """
+import pytest
+
+@pytest.mark.parametrize("reason", ["x is not installed", "needs a GPU", "needs a later torch", "this system has no fork"])
+def test_skips(reason):
+    pytest.skip(reason)
+
+def test_torch():
+    pytest.importorskip("torch_of_nobody")
+
+@pytest.mark.skipif(True, reason="no chromium")
+def test_marked():
+    pass
+
+@pytest.mark.xfail
+def test_fails():
+    raise AssertionError
+"""
+"""Skips with reasons, one of which names torch in vain."""
+
+
+@pytest.mark.parametrize(
+    ("strict", "whole", "told"),
+    [
+        ("0", "1", "6 skipped, 1 xfailed"),
+        ("1", "1", "2 failed, 3 skipped, 1 xfailed, 1 error"),
+        ("0", "pytest.importorskip('nothing_of_that_name')", "1 skipped"),
+        ("1", "pytest.importorskip('nothing_of_that_name')", "1 error"),
+    ],
+)
+def test_where_nothing_may_be_skipped_a_missing_package_is_a_failure(tmp_path: Path, strict: str, whole: str, told: str) -> None:
+    (tmp_path / "conftest.py").write_text(f"from no_skips import {', '.join(no_skips.__all__)}\n")
+    (tmp_path / "test_skipping.py").write_text(f"{SKIPPING}\n{whole}\n")
+    environment = {"PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "RECORDERS_NO_SKIPS": strict}
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, "-c", os.devnull, tmp_path]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    run = subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True)
+    assert re.search(rf"^{told} in ", run.stdout, re.MULTILINE), run.stdout
+    assert ("which RECORDERS_NO_SKIPS=1 forbids: could not import" in run.stdout) == (strict == "1")
+
+
+def test_these_tests_heed_it(request: pytest.FixtureRequest) -> None:
+    for name in no_skips.__all__:
+        assert getattr(no_skips, name) in {found.function for found in getattr(request.config.hook, name).get_hookimpls()}
 
 
 @pytest.mark.parametrize(
