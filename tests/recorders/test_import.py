@@ -17,12 +17,21 @@ def loaded(*lines: str) -> list[set[str]]:
     return [set(names.split()) for names in done.stdout.splitlines()]
 
 
+LATER = ("recorders.watch", "recorders.cli", "torch._dynamo", "torch._inductor", "triton", "sympy", "torch.distributed.tensor")
+"""What a recorder needs only for some uses."""
+
+
 def test_what_watches_trainings_loads_when_it_is_asked_for() -> None:
-    before, after = loaded("import recorders", "recorders.Inspector")
-    assert not [
-        name for name in before if name.startswith(("recorders.watch", "recorders.cli", "torch._dynamo", "torch._inductor"))
-    ]
+    bare, before, after = loaded("import torch", "import recorders", "recorders.Inspector")
+    assert not [name for name in before - bare if name.startswith(LATER)]
     assert "recorders.watch.inspector" in after
+
+
+def test_few_modules_load_beyond_those_of_torch() -> None:
+    bare, before = loaded("import torch", "import recorders")
+    others = {name.partition(".")[0] for name in before - bare} - sys.stdlib_module_names
+    assert others <= {"recorders", "reducers", "einops", "safetensors", "torch"}
+    assert len(before - bare) < 300  # it was 204; benchmarks/importing.py measures how long it takes
 
 
 @pytest.mark.parametrize("name", recorders.__all__)
