@@ -142,4 +142,5 @@ def test_pages_are_short_or_have_a_reason_to_be_long(driver: Any, site: Path) ->
         driver.get(page.as_uri())
         heights[str(page.relative_to(site).with_suffix(""))] = driver.execute_script("return document.documentElement.scrollHeight")
     assert {name: height for name, height in heights.items() if height > LONG and name not in WHOLE} == {}
-    assert {name for name in WHOLE if heights[name] <= LONG} == set(), "short by now: take it off the list"
+    short = {name for name in WHOLE if heights[name] <= 0.9 * LONG}  # other fonts make a page some percent shorter or longer
+    assert short == set(), "short by now: take it off the list"
