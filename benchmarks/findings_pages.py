@@ -16,7 +16,7 @@ from recorders.watch.diagnosis.causes import CAUSES, KINDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "findings"
-RIGHT = ROOT / "docs" / "findings-right.md"
+SCORES = ROOT / "docs" / "findings-scores.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FURTHER = {
     "nonfinite": ("nonfinite-inputs", "exploding-gradients", "initialisation"),
@@ -207,7 +207,7 @@ def written() -> Iterator[tuple[Path, str]]:
         )
     index = PAGES / "index.md"
     yield index, _filled(index.read_text(), "kinds", families)
-    yield RIGHT, _filled(_filled(RIGHT.read_text(), "right", right), "scores", scores)
+    yield SCORES, _filled(_filled(SCORES.read_text(), "right", right), "scores", scores)
 
 
 def _filled(text: str, name: str, make: Callable[[], str]) -> str:

@@ -1,7 +1,7 @@
 """What `divergence` names of pairs of recorded runs: planted faults, faults of DEForm, and healthy runs.
 
 Three tables. The first two count how often the phase and the layer are named right; the third says how far healthy runs are apart
-that differ by rounding or data. `--page` writes them into docs/divergence-right.md.
+that differ by rounding or data. `--page` writes them into docs/divergence-scores.md.
 
 Run: pip install --no-deps defaultplusplus && pip install transformers
      python benchmarks/run_divergence.py [--only planted|deform|healthy], about ten minutes
@@ -43,7 +43,7 @@ from benchmarks.measure import RESULTS, versions, write  # noqa: E402
 from recorders import Recording, RunDivergence, divergence, load  # noqa: E402
 from recorders.watch.presets import fingerprints  # noqa: E402
 
-PAGE = ROOT / "docs" / "divergence-right.md"
+PAGE = ROOT / "docs" / "divergence-scores.md"
 
 # Planted faults
 
@@ -423,7 +423,7 @@ def _print(row: dict[str, Any]) -> None:
 
 
 def page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """The tables of docs/divergence-right.md."""
+    """The tables of docs/divergence-scores.md."""
     lines = ["| planted | faults | named right | with `repeat` |", "|---|---|---|---|"]
     rows = results["planted"]
     for kind, words in (
@@ -488,7 +488,7 @@ def _write_page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("planted", "deform", "healthy"))
-    parser.add_argument("--page", action="store_true", help="only write the tables of the results into docs/divergence-right.md")
+    parser.add_argument("--page", action="store_true", help="only write the tables of the results into docs/divergence-scores.md")
     only, tables = vars(parser.parse_args()).values()
     torch.set_num_threads(1)
     logging.getLogger("transformers").setLevel(logging.ERROR)

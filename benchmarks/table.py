@@ -613,7 +613,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "accuracy.md": {"accuracy": accuracy},
     ROOT / "docs" / "sync.md": {"sync": sync_costs},
-    ROOT / "docs" / "divergence-right.md": {"costs": divergence_costs},
+    ROOT / "docs" / "divergence-scores.md": {"costs": divergence_costs},
     ROOT / "docs" / "paper.md": {"figures": headline, "beside": paper},
     ROOT / "docs" / "generating.md": {"limit": generating_limit, "costs": generating, "vllm": in_vllm},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},

@@ -23,7 +23,7 @@ class FindingKind(NamedTuple):
     """A kind of finding.
 
     Attributes:
-        severity: how sure it is that the training is at fault; see `docs/findings-right.md` for how often each kind is right.
+        severity: how sure it is that the training is at fault; see `docs/findings-scores.md` for how often each kind is right.
         why: why it matters.
         causes: the likely causes, most likely first, if nothing else is known.
         remedy: what to try first, whatever the cause; "" if the remedy of the first cause is meant.

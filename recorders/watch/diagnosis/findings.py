@@ -38,7 +38,7 @@ def findings(
     much, too little or not at all. Of the training: the loss, the steps of the optimizer, inputs and target. What was not recorded
     is not examined; `findings(...).examined` says what was, and in how many layers, `unexamined` what was not, and what to record
     for it. An empty list that prints "nothing was examined" says nothing of the net. Thresholds, and their sources, are in
-    `recorders.watch.diagnosis.limits`; how often findings are right is in docs/findings-right.md.
+    `recorders.watch.diagnosis.limits`; how often findings are right is in docs/findings-scores.md.
     A timeline also tells since when: see `findings_over_time`.
 
     What healthy trainings may have too, such as dead units of which a layer has no more than `limits.UNIT_SHARE`, is no fault; it
