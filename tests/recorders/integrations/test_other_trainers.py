@@ -119,6 +119,38 @@ def test_trl_trains_the_same_to_the_bit(make: Callable[..., Any], tmp_path: Path
     assert {name: saved.samples[name] for name in recorder} == dict(recorder.samples)
 
 
+def test_unsloth_trains_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("UNSLOTH_DISABLE_STATISTICS", "1")
+    monkeypatch.chdir(tmp_path)  # to which it writes what it compiles
+    unsloth = pytest.importorskip("unsloth")  # before TRL, which it changes
+    import datasets
+    import trl
+
+    from recorders.integrations.transformers import RecorderCallback
+
+    llama().save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    data = datasets.Dataset.from_list([{"text": text(start, 6)} for start in range(16)])
+    callback, weights = RecorderCallback(everything), []
+    for callbacks in ([], [callback]):
+        fast = unsloth.FastLanguageModel
+        net, words = fast.from_pretrained("model", max_seq_length=64, load_in_4bit=False, dtype=torch.float32)
+        net = fast.get_peft_model(net, r=4, target_modules=["q_proj", "v_proj"], lora_alpha=8, lora_dropout=0, random_state=0)
+        arguments = trl.SFTConfig(max_length=16, dataset_text_field="text", **options(tmp_path / str(len(callbacks))))
+        torch.manual_seed(1)
+        trainer = trl.SFTTrainer(net, arguments, train_dataset=data, processing_class=words, callbacks=callbacks)
+        trainer.train()
+        weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+    assert all(weights[1][name].equal(value) for name, value in weights[0].items())
+    recorder = callback.recorder
+    assert recorder.clock.step == STEPS
+    calls = {recorder.samples[name] for name in recorder if name.startswith("out/") and name.endswith("_proj")}
+    assert calls == {STEPS}  # once each, although its checkpointing runs forwards again
+    gradients = [name for name in recorder if name.startswith("grad/") and name.endswith(("lora_A.default", "lora_B.default"))]
+    assert {len(recorder.snapshot()[name].leaves()["weight"]) for name in gradients} == {STEPS}
+
+
 def test_axolotl_trains_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("axolotl")
     for name, value in {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "WANDB_MODE": "disabled"}.items():
