@@ -49,7 +49,7 @@ class ReportRow:
         skipped, _ = _left_out(self)
         return (
             f"{shown_name(self.name)}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
-            + (f" in its steps ({self.steps}; in others its hooks are off)" if self.steps else "")
+            + (f" ({self.steps}; in others its hooks are off)" if self.steps else "")
             + (f"; left out: {skipped}" if skipped else "")
             + (f"; {self.reason}" if self.reason else "")
         )

@@ -406,5 +406,5 @@ def test_calls_of_other_steps_and_gradients_that_do_not_come_are_told() -> None:
             with torch.no_grad():
                 net(torch.ones(3, 4))
     out, gradient = map(str, recorder.report().rows)
-    assert "4 recorded of 4 calls in its steps (every 2 steps; in others its hooks are off)" in out
+    assert "4 recorded of 4 calls (every 2 steps; in others its hooks are off)" in out
     assert "4 recorded of 8 calls; left out: 4 no gradient will come (no_grad)" in gradient
