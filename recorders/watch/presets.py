@@ -40,8 +40,7 @@ def outputs() -> Recorder:
 
     Returns:
         A recorder.
-        Results of each module, each 0-d, those of `Summary`: `count`, `mean`, `var`, `min`, `max`, `absmax`, `zeros`, `nan` and
-        `inf`, in the unit of the output, `var` in its square. A module that returns several tensors has them for each.
+        Results of each module, each 0-d: those of `Summary`, in the unit of the output, `var` in its square.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
