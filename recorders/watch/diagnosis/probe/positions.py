@@ -197,7 +197,12 @@ def _changed(length: int, where: slice, count: int) -> Wrong:
 
 
 def _mixes_positions(probe: Probe, place: str) -> bool:
-    """Whether the future comes by something else than a mask: a softmax over queries, or where no attention may read ahead."""
+    """Whether the future comes by something else than a mask: a softmax over queries, or where no attention may read ahead.
+
+    A convolution that is padded on both sides lacks what a mask is to attention.
+    """
+    if isinstance(probe.net.module(place), (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return False
     ahead = {*probe.seen.reads_ahead} & {*probe.seen.attention}
     near = any(not place or f"{name}.".startswith(f"{place}.") or place.startswith(f"{name}.") for name in ahead)
     return place in probe.seen.query_softmax or not near

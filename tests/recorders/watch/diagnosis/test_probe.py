@@ -362,6 +362,14 @@ def test_positions_that_are_averaged_without_attention_are_no_matter_of_masks() 
     assert (found.kind, found.layer, found.cause) == ("sees-the-future", "1", "wrong-axis")
 
 
+def test_a_convolution_that_is_padded_on_both_sides_lacks_a_mask() -> None:
+    text = texts()
+    turned = Apply(lambda x: x.transpose(1, 2))
+    net = nn.Sequential(nn.Embedding(TOKENS, 12), turned, nn.Conv1d(12, 12, 3, padding=1), nn.ReLU(), turned, nn.Linear(12, TOKENS))
+    (found,) = probed(net, text[:, :-1], text[:, 1:]).found
+    assert (found.kind, found.layer, found.cause) == ("sees-the-future", "2", "mask")
+
+
 def test_heads_that_are_joined_by_a_reshape_are_told_from_a_mask() -> None:
     class Joined(Texts):
         def forward(self, tokens: Tensor) -> Any:
