@@ -6,7 +6,7 @@ Options:
     --held-out      only the programs that were held out of that.
     --beside        only the trainings beside the programs, with faults of their own.
     --later         only those that were written after the rules.
-    --last          only those of them that no rule was mended by.
+    --last          only those of them that were written last.
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
     --at-first      the rules are those from before a part was written, in a checkout of that time with these programs.
 

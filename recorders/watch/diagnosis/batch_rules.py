@@ -131,14 +131,10 @@ def _take_turns(batches: BatchCourse) -> bool:
 
 
 def _has_outliers(batches: BatchCourse) -> bool:
-    """Whether the largest values are those of few samples, in some batches or in each."""
+    """Whether the largest values are those of few samples, in a typical batch."""
     rows = zip(*(batches.each[column] for column in ("mean", "std", "min", "max")), strict=True)
-    sizes = [(max(high - mean, mean - low), std) for mean, std, low, high in rows if math.isfinite(mean) and std > 0]
-    if not sizes:
-        return False
-    most = max(size for size, _ in sizes)
-    beside = max(most / median(size for size, _ in sizes), median(size / std for size, std in sizes))
-    return bool(beside > FAR)
+    sizes = [max(high - mean, mean - low) / std for mean, std, low, high in rows if math.isfinite(mean) and std > 0]
+    return bool(sizes) and median(sizes) > FAR
 
 
 def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
@@ -152,7 +148,7 @@ def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
 
 def _sorted(batches: BatchCourse, where: str) -> Iterator[Finding]:
     """BatchCourse whose means differ more than those of batches drawn at random, if there is one value for each sample."""
-    if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]) or _has_outliers(batches):
+    if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]):
         return
     means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(FEATURES, batches.typical("count"))
     expected = batches.typical("std") ** 2 / count

@@ -247,8 +247,8 @@ LARGE_INPUT, LARGE_TARGET = 50.0, 50.0
 """Magnitudes of floating-point inputs and targets that were not normalised: pixels go to 255. They are ours."""
 
 FAR = 5.0
-"""How far the largest value of a target is from the mean, in standard deviations or beside that of other batches, if few samples
-are to blame. Of 64 samples from a normal distribution the largest is within 3.5 nearly always. It is ours."""
+"""How many standard deviations the largest value of a typical batch of a target is from its mean, if few samples are to blame.
+Of 64 samples from a normal distribution it is within 3.5 nearly always. It is ours."""
 
 LARGE_OUTPUT = 10.0
 """The root mean square of what the first layer gives, from which on large inputs reach the layers after it. It is ours."""
