@@ -12,7 +12,7 @@ __all__ = ["LAST", "LATER", "last", "later"]
 LATER: dict[str, Program] = {}
 """Those that rules were mended by since, by name."""
 LAST: dict[str, Program] = {}
-"""Those that no rule was mended by, by name."""
+"""Those that were written last, by name."""
 
 
 def _registers(into: dict[str, Program], learns: float, chance: float) -> Callable[[Callable[[int], Training]], Program]:
