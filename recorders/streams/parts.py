@@ -97,7 +97,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _beginning(path: Path) -> bytes:
-    """The bytes before the tensors, read through a handle of its own: a short read slows those down that follow it on the same one."""
+    """The bytes before the tensors, read through a handle of its own: a short read slows down those that follow it on the same."""
     with _opened(path, os.O_RDONLY) as handle:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)  # so that the system reads no more
