@@ -65,9 +65,8 @@ class Clock:
 
     def __init__(self) -> None:
         self._micro_batch, self._begun, self._forwards_of = 0, False, 0  # the step that the forwards were counted in
-        self.attached = self.moved = self.told = self.several = (
-            False  # told: whether somebody was warned that the clock stands still
-        )
+        self.attached = self.moved = self.several = False
+        self.told = False  # whether somebody was warned that the clock stands still
         self._net: weakref.ref[nn.Module] | None = None
         self._groups: list[StepGroup] = []
         self._meter: Meter | None = None

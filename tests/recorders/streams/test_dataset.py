@@ -25,7 +25,7 @@ from recorders.recordings.storage.schema import sealed_line
 from recorders.streams.files import OPEN
 from recorders.streams.index import BLOCK, PAYLOAD
 from recorders.streams.order import Shuffle
-from recorders.streams.parts import PartReader
+from recorders.streams.parts import OpenFile, PartReader
 
 
 def write(folder: Path, rows: int = 100, shard_bytes: int = 400) -> Path:
@@ -422,3 +422,19 @@ def test_a_file_still_open_lets_the_interpreter_end_in_silence(tmp_path: Path) -
     script = "import sys, recorders.streams.parts as parts; parts.kept = parts.OpenFile(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_handle_that_reads_rows_reads_nothing_else_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a short read on it the system reads what follows in small parts, which is slower."""
+    row = 4096
+    with Stream(tmp_path) as stream:
+        stream.put("x", torch.arange(float(64 * row)).reshape(64, row))
+    reads, read = list[tuple[int, int]](), OpenFile.read
+
+    def note(self: OpenFile, start: int, data: memoryview) -> int:
+        reads.append((start, len(data)))
+        return read(self, start, data)
+
+    monkeypatch.setattr(OpenFile, "read", note)
+    assert torch.equal(StreamDataset(tmp_path)[:32], torch.arange(float(32 * row)).reshape(32, row))
+    assert reads == [(PAYLOAD, 32 * row * 4)]

@@ -15,7 +15,7 @@ from recorders.recordings.display import shown_name
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
-from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous, is_mask, largest, off
+from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous, is_mask, off, rounding
 
 __all__ = ["are_lengths", "directions", "inputs_used", "padding_of", "replaced_where", "silent_place"]
 
@@ -153,11 +153,11 @@ def _fades(probe: Probe, path: str, axis: int, used: Sequence[slice], effects: T
 
 
 def silent_place(probe: Probe, changed: Example) -> str:
-    """The module from which on a change of the inputs has no effect: the one after the last whose outputs differ."""
+    """The module from which on a change of the inputs has no effect but rounding: the one after the last whose outputs differ."""
     before, after = probe.calls(probe.few, fresh=True), probe.calls(changed, fresh=True)
     silent = [
         not any(
-            bool((off(a, b) > 1e-6 * largest(a)).any())
+            bool((off(a, b) > rounding(a, b)).any())
             for a, b in zip(one.outputs, other.outputs, strict=False)
             if a.shape == b.shape and a.numel()
         )
