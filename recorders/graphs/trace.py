@@ -11,6 +11,7 @@ in a cache, and before the graph needs other memory because this is not free yet
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -31,6 +32,8 @@ from reducers._torch import in_graphs
 from reducers.kernels.cpp.sweeping import are_numbers
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
+
+TRACING = "the trace of a graph"  # what failed, as a warning says it
 
 
 def emit_call(sink: Tensor, operands: Any, stream: str) -> None:
@@ -93,10 +96,10 @@ def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor],
     """
     spec = find_spec(key)
     if spec is not None:
-        outside_modes(_emit_leaves, sink, spec, paths, tensors, stream, handle)
+        guarded(TRACING, _emit_leaves, sink, spec, paths, tensors, stream, handle)
     run, last = run_of_node(emit_leaves)
     if last and run in _forwards:
-        outside_modes(_emit_all, _forwards.pop(run))
+        guarded(TRACING, _emit_all, _forwards.pop(run))
 
 
 def _emit_leaves(sink: Tensor, spec: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
@@ -143,7 +146,7 @@ def _is_enough(waiting: Waiting) -> bool:
     # The size of a tensor may be a symbol: it is not known then, and may be big.
     if len(found) >= MOST_TENSORS or not all(are_numbers(x.shape) for x in found):
         return True
-    return sum(x.nbytes for x in found) > MOST_HELD
+    return sum(math.prod(x.shape) * x.itemsize for x in found) > MOST_HELD  # `nbytes` raises if a stride is a symbol
 
 
 def _found() -> Waiting | None:

@@ -11,7 +11,9 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from recorders import BackwardMonitor, ForwardMonitor, Recorder
+from recorders import BackwardMonitor, ForwardInputMonitor, ForwardMonitor, Recorder, RecordingWarning
+from recorders.capture import entering
+from recorders.graphs import trace
 from reducers import Collect, First, Histogram, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary
 from reducers.kernels.cpp import library
 
@@ -103,6 +105,34 @@ def test_a_kept_axis_whose_size_is_a_symbol() -> None:
     assert len(graphs) == 1
     everything = torch.cat([torch.linspace(-2, 3, batch * 7 * 8).view(batch, 7, 8).tanh() for batch in (4, 5, 9)])
     torch.testing.assert_close(monitor.compute().float(), everything.mean((0, 2)), rtol=1e-6, atol=1e-6)
+
+
+def test_strides_that_change_while_sizes_stay() -> None:
+    """Then strides alone are symbols: asked for its bytes, such a tensor raises an error, which ended the user's compilation."""
+    layers = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+    recorder = Recorder(ForwardInputMonitor(Mean("b c -> c"))).modules(layers, leaves=True)
+    run, xs = torch.compile(layers, backend="aot_eager", fullgraph=True), torch.randn(3, 5, 12)
+    for step in (1, 2, 3):
+        assert torch.equal(run(xs[step - 1, :, : 3 * step : step]), layers(xs[step - 1, :, : 3 * step : step]))
+    layout = torch.cat([xs[step - 1, :, : 3 * step : step] for step in (1, 2, 3)])
+    assert recorder["0"].samples == 6  # compiled, and by themselves
+    torch.testing.assert_close(recorder["0"].compute(), layout.double().mean(0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["_gather", "_emit"])
+def test_what_fails_while_a_graph_is_traced_ends_no_compilation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    layers = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+    recorder = Recorder(ForwardMonitor(Mean())).modules(layers)
+    monkeypatch.setattr(trace, name, fails)
+    monkeypatch.setattr(entering, "_told", set())
+    x = torch.randn(4, 3)
+    with pytest.warns(RecordingWarning, match=r"trace of a graph .* failed: RuntimeError: a mistake of ours; the training goes on"):
+        found = torch.compile(layers, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(found, x.tanh().sigmoid())
+    recorder.deregister()
 
 
 class AsksForSizes(Mean):
