@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import benchmarks.diagnosis.last_sequences
+import benchmarks.diagnosis.last_vectors
 import benchmarks.diagnosis.later_mixed
 import benchmarks.diagnosis.later_sequences
 import benchmarks.diagnosis.later_vectors

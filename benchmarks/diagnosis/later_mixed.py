@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import Optimizer
 
-from benchmarks.diagnosis.later import LAST, last
+from benchmarks.diagnosis.later import LATER, later
 from benchmarks.diagnosis.programs.data import accuracy, batches, digits, generator, r2
 from benchmarks.diagnosis.training import Training, fault
 
@@ -96,7 +96,7 @@ def caught(net: nn.Module, x: Any, y: Tensor) -> float:
     return float((said[y == 1].float().mean() + (~said[y == 0]).float().mean()) / 2)
 
 
-@last(learns=0.8, chance=0.5)
+@later(learns=0.8, chance=0.5)
 def spam_filter(seed: int) -> Training:
     """A spam filter on the logarithms of word counts, with dropout and binary cross entropy."""
     torch.manual_seed(seed)
@@ -106,14 +106,14 @@ def spam_filter(seed: int) -> Training:
     return Training(net, batches(x.log1p(), y, 64, seed), spam_loss, score, rate=2e-3, steps=200)
 
 
-@fault(LAST["spam-filter"].faults, "architecture", ("output-activation", "wrong-loss"), ("", "6"))
+@fault(LATER["spam-filter"].faults, "architecture", ("output-activation", "wrong-loss"), ("", "6"))
 def sigmoid_before_bce_with_logits(training: Training) -> None:
     """The network ends in a sigmoid, and the loss applies another."""
     net: Any = training.net
     net.append(nn.Sigmoid())
 
 
-@fault(LAST["spam-filter"].faults, "optimisation", ("wrong-loss", "loss-scale"))
+@fault(LATER["spam-filter"].faults, "optimisation", ("wrong-loss", "loss-scale"))
 def positive_weight_inverted(training: Training) -> None:
     """The weight of 20 for spam was meant to be multiplied with and is divided by, so that spam hardly counts."""
 
@@ -124,7 +124,7 @@ def positive_weight_inverted(training: Training) -> None:
     training.loss = weighted
 
 
-@fault(LAST["spam-filter"].faults, "optimisation", ("broadcast", "wrong-loss"))
+@fault(LATER["spam-filter"].faults, "optimisation", ("broadcast", "wrong-loss"))
 def column_against_row(training: Training) -> None:
     """A cross entropy written by hand takes a column of probabilities and a row of labels."""
 
@@ -136,13 +136,13 @@ def column_against_row(training: Training) -> None:
     training.loss = by_hand
 
 
-@fault(LAST["spam-filter"].faults, "optimisation", "weight-decay")
+@fault(LATER["spam-filter"].faults, "optimisation", "weight-decay")
 def decay_as_large_as_for_ridge(training: Training) -> None:
     """The L2 penalty of 0.3 was taken over from a linear model and given to Adam as weight decay."""
     training.optimizer = lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, weight_decay=0.3)
 
 
-@fault(LAST["spam-filter"].faults, "data", "data-order")
+@fault(LATER["spam-filter"].faults, "data", "data-order")
 def spam_folder_first(training: Training) -> None:
     """The mails are read folder by folder, first the spam and then the others, and not shuffled."""
     x, y = mails(3000, 1)
@@ -157,7 +157,7 @@ def spam_folder_first(training: Training) -> None:
     training.batch = in_order
 
 
-@fault(LAST["spam-filter"].faults, "data", "inputs-constant", ("", "0"))
+@fault(LATER["spam-filter"].faults, "data", "inputs-constant", ("", "0"))
 def vocabulary_of_capitals(training: Training) -> None:
     """The vocabulary was built of words before lower-casing, so that nearly every word counts as unknown, at the first place."""
 
@@ -209,7 +209,7 @@ def squares(net: nn.Module, x: Any, y: Tensor) -> Tensor:
     return F.mse_loss(net(x).squeeze(1), y)
 
 
-@last(learns=0.8, chance=0.0)
+@later(learns=0.8, chance=0.0)
 def embedded_house_prices(seed: int) -> Training:
     """A regression of house prices on categories and numbers."""
     torch.manual_seed(seed)
@@ -217,7 +217,7 @@ def embedded_house_prices(seed: int) -> Training:
     return Training(HousePrices(), batches(x, y, 64, seed), squares, partial(r2, x=test_x, y=test_y), steps=250)
 
 
-@fault(LAST["embedded-house-prices"].faults, "data", "target-scale")
+@fault(LATER["embedded-house-prices"].faults, "data", "target-scale")
 def prices_in_thousands(training: Training) -> None:
     """The prices are left in thousands, far from zero, and the rate is the usual one."""
     score = training.score
@@ -226,20 +226,20 @@ def prices_in_thousands(training: Training) -> None:
     training.score = partial(r2, x=score.keywords["x"], y=350 + 80 * score.keywords["y"])
 
 
-@fault(LAST["embedded-house-prices"].faults, "data", "inputs-constant", "district")
+@fault(LATER["embedded-house-prices"].faults, "data", "inputs-constant", "district")
 def unseen_district_for_all(training: Training) -> None:
     """The encoder of districts compares text with numbers, so that all are the code of an unseen one."""
     preprocessed(training, lambda x: (x[0] * torch.tensor([0, 1]), x[1]))
 
 
-@fault(LAST["embedded-house-prices"].faults, "architecture", ("output-activation", "dead-units"), ("head", "head.1", ""))
+@fault(LATER["embedded-house-prices"].faults, "architecture", ("output-activation", "dead-units"), ("head", "head.1", ""))
 def prices_are_positive(training: Training) -> None:
     """A ReLU ends the network since prices are positive, but they are standardised."""
     net: Any = training.net
     net.head = nn.Sequential(net.head, nn.ReLU())
 
 
-@fault(LAST["embedded-house-prices"].faults, "data", "outliers")
+@fault(LATER["embedded-house-prices"].faults, "data", "outliers")
 def prices_in_cents(training: Training) -> None:
     """A few prices of one source are in cents."""
 
@@ -251,7 +251,7 @@ def prices_in_cents(training: Training) -> None:
     relabelled(training, some_in_cents)
 
 
-@fault(LAST["embedded-house-prices"].faults, "state", "weights-overwritten")
+@fault(LATER["embedded-house-prices"].faults, "state", "weights-overwritten")
 def best_weights_loaded_each_epoch(training: Training) -> None:
     """The weights of the best epoch are loaded after each, but the best loss is never updated, so they are the first."""
     first = copy.deepcopy(training.net.state_dict())
@@ -264,7 +264,7 @@ def best_weights_loaded_each_epoch(training: Training) -> None:
     training.before_step.append(restore)
 
 
-@fault(LAST["embedded-house-prices"].faults, "architecture", ("wrong-axis", "normalisation"), ("norm", ""))
+@fault(LATER["embedded-house-prices"].faults, "architecture", ("wrong-axis", "normalisation"), ("norm", ""))
 def numbers_normalised_by_row(training: Training) -> None:
     """The three numbers of a house are normalised among themselves instead of each column among the houses."""
     net: Any = training.net
@@ -304,7 +304,7 @@ class SmallResNet(nn.Module):
         return logits
 
 
-@last(learns=0.85, chance=0.1)
+@later(learns=0.85, chance=0.1)
 def warmed_up_resnet(seed: int) -> Training:
     """A residual network on shifted digits, by SGD with momentum, warm-up and cosine."""
     torch.manual_seed(seed)
@@ -321,13 +321,16 @@ def warmed_up_resnet(seed: int) -> Training:
     return Training(SmallResNet(), shifted, classes, score, rate=0.1, optimizer=momentum_sgd, schedule=warm_up, steps=150)
 
 
-@fault(LAST["warmed-up-resnet"].faults, "optimisation", ("schedule", "rate-too-low"))
+@fault(LATER["warmed-up-resnet"].faults, "optimisation", ("schedule", "rate-too-low"))
 def warm_up_of_imagenet(training: Training) -> None:
     """The warm-up takes the 10,000 steps of a long training, of which this has few."""
     training.schedule = lambda step, steps: min(1.0, (step / 10_000) ** 2)
 
 
-@fault(LAST["warmed-up-resnet"].faults, "state", ("statistics-frozen", "normalisation"), ("stem.1", "blocks.0.bn1", "blocks.0.bn2"))
+PLACES = ("stem.1", "blocks.0.bn1", "blocks.0.bn2")
+
+
+@fault(LATER["warmed-up-resnet"].faults, "state", ("statistics-frozen", "normalisation"), PLACES)
 def momentum_as_in_keras(training: Training) -> tuple[str, ...]:
     """The momentum of 0.999 of another framework was turned rightly into 0.001, which is too little for so short a training."""
     names = [name for name, module in training.net.named_modules() if isinstance(module, nn.BatchNorm2d)]
@@ -337,13 +340,13 @@ def momentum_as_in_keras(training: Training) -> tuple[str, ...]:
     return tuple(names)
 
 
-@fault(LAST["warmed-up-resnet"].faults, "optimisation", "weight-decay")
+@fault(LATER["warmed-up-resnet"].faults, "optimisation", "weight-decay")
 def decay_of_a_tenth_and_more(training: Training) -> None:
     """The weight decay lost its exponent: 0.5 instead of 5e-4."""
     training.optimizer = partial(momentum_sgd, decay=0.5)
 
 
-@fault(LAST["warmed-up-resnet"].faults, "architecture", ("initialisation", "dead-units", "vanishing-gradients"))
+@fault(LATER["warmed-up-resnet"].faults, "architecture", ("initialisation", "dead-units", "vanishing-gradients"))
 def every_gamma_starts_at_zero(training: Training) -> tuple[str, ...]:
     """The gain of every batch normalisation starts at zero, not only that of the last in each block."""
     names = [name for name, module in training.net.named_modules() if isinstance(module, nn.BatchNorm2d)]
@@ -353,7 +356,7 @@ def every_gamma_starts_at_zero(training: Training) -> tuple[str, ...]:
     return (*names, "stem", "stem.2")
 
 
-@fault(LAST["warmed-up-resnet"].faults, "data", "labels-do-not-fit")
+@fault(LATER["warmed-up-resnet"].faults, "data", "labels-do-not-fit")
 def augmentation_shuffles_images(training: Training) -> None:
     """The augmentation shuffles the images of most batches once more, but not the labels."""
     batch = training.batch
@@ -366,7 +369,7 @@ def augmentation_shuffles_images(training: Training) -> None:
     training.batch = shuffled
 
 
-@fault(LAST["warmed-up-resnet"].faults, "optimisation", "gradients-not-cleared")
+@fault(LATER["warmed-up-resnet"].faults, "optimisation", "gradients-not-cleared")
 def gradients_cleared_per_epoch(training: Training) -> None:
     """The gradients are cleared at the start of an epoch instead of before each step."""
     training.clears = False
@@ -411,7 +414,7 @@ def pixels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(net(x), y)
 
 
-@last(learns=0.5, chance=0.0)
+@later(learns=0.5, chance=0.0)
 def image_autoencoder(seed: int) -> Training:
     """A convolutional autoencoder of digits that ends in a tanh."""
     torch.manual_seed(seed)
@@ -420,14 +423,14 @@ def image_autoencoder(seed: int) -> Training:
     return Training(net, batches(x, x, 64, seed), pixels, partial(r2, x=test_x, y=test_x), rate=3e-3, steps=250)
 
 
-@fault(LAST["image-autoencoder"].faults, "architecture", "output-activation", ("decoder.6", "decoder"))
+@fault(LATER["image-autoencoder"].faults, "architecture", "output-activation", ("decoder.6", "decoder"))
 def sigmoid_for_signed_pixels(training: Training) -> None:
     """The decoder ends in a sigmoid, but the pixels were normalised to between -1 and 1."""
     net: Any = training.net
     net.decoder[6] = nn.Sigmoid()
 
 
-@fault(LAST["image-autoencoder"].faults, "architecture", "wrong-axis", ("encoder.4", "encoder", "encoder.5"))
+@fault(LATER["image-autoencoder"].faults, "architecture", "wrong-axis", ("encoder.4", "encoder", "encoder.5"))
 def flattened_across_the_batch(training: Training) -> None:
     """The maps are flattened by a view after a permute, which mixes the images of a batch."""
     net: Any = training.net
@@ -439,14 +442,14 @@ def flattened_across_the_batch(training: Training) -> None:
     net.encoder[4].forward = types.MethodType(flattened, net.encoder[4])
 
 
-@fault(LAST["image-autoencoder"].faults, "architecture", ("bottleneck",), ("encoder.5", "encoder", "decoder.0"))
+@fault(LATER["image-autoencoder"].faults, "architecture", ("bottleneck",), ("encoder.5", "encoder", "decoder.0"))
 def code_of_two(training: Training) -> None:
     """The code was made two numbers wide for a picture of it, and stayed so."""
     net: Any = training.net
     net.encoder[5], net.decoder[0] = nn.Linear(128, 2), nn.Linear(2, 128)
 
 
-@fault(LAST["image-autoencoder"].faults, "architecture", "detached", ("encoder", "encoder.5", "decoder", ""))
+@fault(LATER["image-autoencoder"].faults, "architecture", "detached", ("encoder", "encoder.5", "decoder", ""))
 def codes_kept_for_a_plot(training: Training) -> None:
     """The codes are kept as data for a plot, and the decoder gets what was kept."""
     net: Any = training.net
@@ -460,13 +463,13 @@ def codes_kept_for_a_plot(training: Training) -> None:
     net.forward = types.MethodType(forward, net)
 
 
-@fault(LAST["image-autoencoder"].faults, "optimisation", ("wrong-loss", "output-activation"))
+@fault(LATER["image-autoencoder"].faults, "optimisation", ("wrong-loss", "output-activation"))
 def bce_of_signed_pixels(training: Training) -> None:
     """Binary cross entropy with logits is taken of pixels between -1 and 1 and of what a tanh returns."""
     training.loss = lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y)
 
 
-@fault(LAST["image-autoencoder"].faults, "architecture", ("initialisation", "symmetry"), ("encoder", "decoder"))
+@fault(LATER["image-autoencoder"].faults, "architecture", ("initialisation", "symmetry"), ("encoder", "decoder"))
 def constant_initial_weights(training: Training) -> tuple[str, ...]:
     """The weights of all layers start at the same small constant."""
     layers = {name: module for name, module in training.net.named_modules() if hasattr(module, "weight")}
@@ -476,7 +479,7 @@ def constant_initial_weights(training: Training) -> tuple[str, ...]:
     return ("encoder", "decoder", *layers)
 
 
-@fault(LAST["image-autoencoder"].faults, "data", "noise")
+@fault(LATER["image-autoencoder"].faults, "data", "noise")
 def noise_of_the_wrong_unit(training: Training) -> None:
     """The noise of a denoising autoencoder has the spread of pixels from 0 to 16, though they are between -1 and 1."""
     batch = training.batch
@@ -546,7 +549,7 @@ def faded(x: Tensor) -> Tensor:
     return 0.6 * x.transpose(2, 3) + 0.4
 
 
-@last(learns=0.85, chance=0.1)
+@later(learns=0.85, chance=0.1)
 def fine_tuned_digits(seed: int) -> Training:
     """A new head and, at a thirtieth of the rate, a pretrained body, on few images of another kind."""
     x, y, test_x, test_y = digits()
@@ -560,13 +563,13 @@ def fine_tuned_digits(seed: int) -> Training:
     return Training(net, batch, classes, score, rate=3e-3, optimizer=partial(discriminative, body=net.body), steps=100)
 
 
-@fault(LAST["fine-tuned-digits"].faults, "optimisation", "rate-too-low", ("", "head"))
+@fault(LATER["fine-tuned-digits"].faults, "optimisation", "rate-too-low", ("", "head"))
 def layer_wise_decay_twice(training: Training) -> None:
     """The decay of the rate by layer is applied to the new head too, and once more to the body."""
     training.rate *= 0.01
 
 
-@fault(LAST["fine-tuned-digits"].faults, "optimisation", ("stale-optimizer", "not-in-optimizer"), "head")
+@fault(LATER["fine-tuned-digits"].faults, "optimisation", ("stale-optimizer", "not-in-optimizer"), "head")
 def head_replaced_after_the_optimizer(training: Training) -> None:
     """The optimizer was made before the head was replaced by a new one."""
     net: Any = training.net
@@ -581,7 +584,7 @@ def head_replaced_after_the_optimizer(training: Training) -> None:
     training.optimizer = too_early
 
 
-@fault(LAST["fine-tuned-digits"].faults, "architecture", "frozen", ("", "head", "body"))
+@fault(LATER["fine-tuned-digits"].faults, "architecture", "frozen", ("", "head", "body"))
 def frozen_after_the_new_head(training: Training) -> None:
     """All parameters were frozen after the head was replaced, so that the new head is frozen too."""
     for parameter in training.net.parameters():
@@ -589,20 +592,20 @@ def frozen_after_the_new_head(training: Training) -> None:
     training.parameters = lambda net: net.parameters()
 
 
-@fault(LAST["fine-tuned-digits"].faults, "state", ("statistics-frozen", "normalisation"), ("body.1", "body.5", "body"))
+@fault(LATER["fine-tuned-digits"].faults, "state", ("statistics-frozen", "normalisation"), ("body.1", "body.5", "body"))
 def old_statistics_kept(training: Training) -> None:
     """The momentum of batch normalisation is zero, to keep the pretrained statistics, but it trains by those of the batch."""
     net: Any = training.net
     net.body[1].momentum = net.body[5].momentum = 0.0
 
 
-@fault(LAST["fine-tuned-digits"].faults, "data", "labels-constant")
+@fault(LATER["fine-tuned-digits"].faults, "data", "labels-constant")
 def labels_of_one_folder(training: Training) -> None:
     """The labels are read from the name of the folder above, which is the same for all images."""
     relabelled(training, lambda x, y: torch.full_like(y, 3))
 
 
-@fault(LAST["fine-tuned-digits"].faults, "state", ("batch-of-one", "normalisation"), ("", "body.1", "body.5", "body"))
+@fault(LATER["fine-tuned-digits"].faults, "state", ("batch-of-one", "normalisation"), ("", "body.1", "body.5", "body"))
 def one_image_fits_the_memory(training: Training) -> None:
     """Batches of one image are trained on, for want of memory, through batch normalisation."""
     batch = training.batch
@@ -658,7 +661,7 @@ class NameReader(nn.Module):
         return logits
 
 
-@last(learns=0.7, chance=0.2)
+@later(learns=0.7, chance=0.2)
 def language_of_names(seed: int) -> Training:
     """A GRU on the letters of names."""
     torch.manual_seed(seed)
@@ -666,26 +669,26 @@ def language_of_names(seed: int) -> Training:
     return Training(NameReader(), batches(x, y, 64, seed), classes, partial(accuracy, x=test_x, y=test_y), rate=5e-3, clip=5.0)
 
 
-@fault(LAST["language-of-names"].faults, "architecture", "wrong-axis", ("gru", ""))
+@fault(LATER["language-of-names"].faults, "architecture", "wrong-axis", ("gru", ""))
 def gru_over_the_batch(training: Training) -> None:
     """The GRU was made without batch_first, so that it reads from name to name."""
     net: Any = training.net
     net.gru.batch_first = False
 
 
-@fault(LAST["language-of-names"].faults, "optimisation", ("wrong-loss", "output-activation"))
+@fault(LATER["language-of-names"].faults, "optimisation", ("wrong-loss", "output-activation"))
 def likelihood_of_raw_outputs(training: Training) -> None:
     """The negative log likelihood is taken of the outputs, of which no logarithm of a softmax was taken."""
     training.loss = lambda net, x, y: F.nll_loss(net(x), y)
 
 
-@fault(LAST["language-of-names"].faults, "optimisation", "rate-too-low")
+@fault(LATER["language-of-names"].faults, "optimisation", "rate-too-low")
 def rate_of_the_tutorial(training: Training) -> None:
     """The rate of 0.005 of plain SGD was for single names, of which each made a step, and a hundred thousand of them."""
     training.optimizer = lambda parameters, rate: torch.optim.SGD(parameters, lr=rate)
 
 
-@fault(LAST["language-of-names"].faults, "data", ("inputs-constant",), ("letters", ""))
+@fault(LATER["language-of-names"].faults, "data", ("inputs-constant",), ("letters", ""))
 def letters_looked_up_as_capitals(training: Training) -> None:
     """The alphabet holds capitals only, so that all letters but the first are the same unknown one."""
 
@@ -698,7 +701,7 @@ def letters_looked_up_as_capitals(training: Training) -> None:
     preprocessed(training, unknown)
 
 
-@fault(LAST["language-of-names"].faults, "architecture", ("mask", "wrong-axis"), ("", "gru", "head"))
+@fault(LATER["language-of-names"].faults, "architecture", ("mask", "wrong-axis"), ("", "gru", "head"))
 def state_after_the_first_letter(training: Training) -> None:
     """The letters are counted over the names of the batch and not along each, and the place is cut to what there is."""
     net: Any = training.net
@@ -788,7 +791,7 @@ def continued(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return float((x[:, start:] == y[:, start:]).float().mean())
 
 
-@last(learns=0.6, chance=0.05)
+@later(learns=0.6, chance=0.05)
 def tied_gpt(seed: int) -> Training:
     """A small GPT whose head is its embedding, by AdamW with two batches a step; it is scored by what it writes."""
     torch.manual_seed(seed)
@@ -800,13 +803,13 @@ def tied_gpt(seed: int) -> Training:
     )
 
 
-@fault(LAST["tied-gpt"].faults, "data", ("labels-do-not-fit",))
+@fault(LATER["tied-gpt"].faults, "data", ("labels-do-not-fit",))
 def labels_are_the_inputs(training: Training) -> None:
     """The labels are the inputs, as for models that shift them, but this one does not."""
     relabelled(training, lambda x, y: x)
 
 
-@fault(LAST["tied-gpt"].faults, "architecture", ("attention-scale", "saturation"), ("blocks.0.attention", "blocks.1.attention"))
+@fault(LATER["tied-gpt"].faults, "architecture", ("attention-scale", "saturation"), ("blocks.0.attention", "blocks.1.attention"))
 def scores_multiplied_by_the_width(training: Training) -> None:
     """The scores of attention are multiplied by the width of a head where they should be divided by its root."""
     net: Any = training.net
@@ -814,7 +817,7 @@ def scores_multiplied_by_the_width(training: Training) -> None:
         block.attention.scale = 48.0
 
 
-@fault(LAST["tied-gpt"].faults, "architecture", ("wrong-axis", "normalisation"), ("norm", "blocks.0.norm1", "blocks.1.norm1"))
+@fault(LATER["tied-gpt"].faults, "architecture", ("wrong-axis", "normalisation"), ("norm", "blocks.0.norm1", "blocks.1.norm1"))
 def normalised_over_time(training: Training) -> tuple[str, ...]:
     """A normalisation written by hand takes mean and spread along the text, so that it tells of what comes."""
     net: Any = training.net
@@ -832,7 +835,7 @@ def normalised_over_time(training: Training) -> tuple[str, ...]:
     return tuple(places)
 
 
-@fault(LAST["tied-gpt"].faults, "optimisation", ("no-steps", "lost-updates"))
+@fault(LATER["tied-gpt"].faults, "optimisation", ("no-steps", "lost-updates"))
 def accumulation_never_full(training: Training) -> None:
     """A step is made when the count of batches leaves the rest 2 by 2, which it never does, but for a remainder at the end."""
     make = training.optimizer
@@ -848,7 +851,7 @@ def accumulation_never_full(training: Training) -> None:
     training.optimizer = hardly_ever
 
 
-@fault(LAST["tied-gpt"].faults, "architecture", "mask", ("blocks.0.attention", "blocks.1.attention", ""))
+@fault(LATER["tied-gpt"].faults, "architecture", "mask", ("blocks.0.attention", "blocks.1.attention", ""))
 def mask_of_what_is_kept(training: Training) -> None:
     """The lower triangle, which should be kept, is what is filled, with a number so large that nothing becomes NaN."""
     net: Any = training.net
@@ -905,7 +908,7 @@ class SignalEncoder(nn.Module):
         return logits
 
 
-@last(learns=0.75, chance=0.25)
+@later(learns=0.75, chance=0.25)
 def autocast_signals(seed: int) -> Training:
     """A transformer encoder on series of two sensors, in bfloat16 autocast, with warm-up and clipping."""
     torch.manual_seed(seed)
@@ -925,25 +928,25 @@ def autocast_signals(seed: int) -> Training:
     )
 
 
-@fault(LAST["autocast-signals"].faults, "architecture", ("mask",), ("encoder", "", "encoder.layers.0.self_attn"))
+@fault(LATER["autocast-signals"].faults, "architecture", ("mask",), ("encoder", "", "encoder.layers.0.self_attn"))
 def padding_is_what_is_kept(training: Training) -> None:
     """The mask says True where there is a signal, so that only the padding is attended to and averaged."""
     preprocessed(training, lambda x: (x[0], ~x[1]))
 
 
-@fault(LAST["autocast-signals"].faults, "data", ("inputs-not-normalised",), ("project", ""))
+@fault(LATER["autocast-signals"].faults, "data", ("inputs-not-normalised",), ("project", ""))
 def pressure_in_pascal(training: Training) -> None:
     """The sensors tell a pressure in pascal, a small wave on a hundred thousand, which bfloat16 rounds away."""
     preprocessed(training, lambda x: (x[0] * 10 + 101_325.0, x[1]))
 
 
-@fault(LAST["autocast-signals"].faults, "optimisation", "epsilon")
+@fault(LATER["autocast-signals"].faults, "optimisation", "epsilon")
 def epsilon_for_half_precision(training: Training) -> None:
     """The epsilon of AdamW was raised to 0.1 for fear of the low precision."""
     training.optimizer = partial(adamw, eps=0.1)
 
 
-@fault(LAST["autocast-signals"].faults, "optimisation", ("clipping", "loss-scale"))
+@fault(LATER["autocast-signals"].faults, "optimisation", ("clipping", "loss-scale"))
 def clipped_before_unscaling(training: Training) -> None:
     """Plain SGD's gradients are clipped to 1 while they are still scaled by 65,536, and unscaled after."""
     training.clip = 1 / 65_536
@@ -951,13 +954,13 @@ def clipped_before_unscaling(training: Training) -> None:
     training.rate = 0.1
 
 
-@fault(LAST["autocast-signals"].faults, "optimisation", ("rate-too-high",))
+@fault(LATER["autocast-signals"].faults, "optimisation", ("rate-too-high",))
 def rate_of_plain_descent(training: Training) -> None:
     """The rate of 0.3 was kept from SGD when the optimizer became AdamW."""
     training.rate = 0.3
 
 
-@fault(LAST["autocast-signals"].faults, "architecture", "dropout", ("encoder", "encoder.layers.0"))
+@fault(LATER["autocast-signals"].faults, "architecture", "dropout", ("encoder", "encoder.layers.0"))
 def width_given_as_dropout(training: Training) -> tuple[str, ...]:
     """The share to keep, of 0.95, was given to every dropout of the encoder as the share to drop."""
     names = [name for name, module in training.net.named_modules() if isinstance(module, nn.Dropout)]
@@ -1012,7 +1015,7 @@ def translated(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return float((said[:, 1:-1] == y[:, 1:-1]).float().mean())
 
 
-@last(learns=0.6, chance=0.06)
+@later(learns=0.6, chance=0.06)
 def phrase_translator(seed: int) -> Training:
     """A translator of phrases by nn.Transformer, with the words before given, scored by greedy translations."""
     torch.manual_seed(seed)
@@ -1023,14 +1026,14 @@ def phrase_translator(seed: int) -> Training:
     )
 
 
-@fault(LAST["phrase-translator"].faults, "architecture", ("mask",), ("transformer", "transformer.decoder", ""))
+@fault(LATER["phrase-translator"].faults, "architecture", ("mask",), ("transformer", "transformer.decoder", ""))
 def decoder_without_its_mask(training: Training) -> None:
     """No mask was given for the target, so that the decoder sees the word that it should say."""
     net: Any = training.net
     net.causal = False
 
 
-@fault(LAST["phrase-translator"].faults, "architecture", "wrong-axis", ("", "source", "transformer.encoder"))
+@fault(LATER["phrase-translator"].faults, "architecture", "wrong-axis", ("", "source", "transformer.encoder"))
 def viewed_instead_of_transposed(training: Training) -> None:
     """The source was brought to the shape of places by sentences with a view, which mixes the words of sentences."""
     net: Any = training.net
@@ -1045,14 +1048,14 @@ def viewed_instead_of_transposed(training: Training) -> None:
     net.forward = types.MethodType(forward, net)
 
 
-@fault(LAST["phrase-translator"].faults, "optimisation", ("schedule", "rate-too-low"))
+@fault(LATER["phrase-translator"].faults, "optimisation", ("schedule", "rate-too-low"))
 def rate_of_noam(training: Training) -> None:
     """The schedule of the paper, with its 4,000 steps of warm-up, on a training of 250."""
     training.rate = 1.0
     training.schedule = lambda step, steps: 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
 
 
-@fault(LAST["phrase-translator"].faults, "architecture", ("wrong-axis", "output-activation"), ("generate", "generate.1", ""))
+@fault(LATER["phrase-translator"].faults, "architecture", ("wrong-axis", "output-activation"), ("generate", "generate.1", ""))
 def log_softmax_over_places(training: Training) -> None:
     """The generator ends in a log_softmax over the places of the sentence, and the likelihood is taken of it."""
     net: Any = training.net
@@ -1060,7 +1063,7 @@ def log_softmax_over_places(training: Training) -> None:
     training.loss = lambda net, x, y: F.nll_loss(net(x).flatten(0, 1), y.flatten())
 
 
-@fault(LAST["phrase-translator"].faults, "architecture", "never-ran", ("source", "transformer.encoder", ""))
+@fault(LATER["phrase-translator"].faults, "architecture", "never-ran", ("source", "transformer.encoder", ""))
 def memory_of_the_target(training: Training) -> None:
     """The target was given to the transformer as source too, a slip of two names that are alike."""
     net: Any = training.net
@@ -1078,7 +1081,7 @@ def memory_of_the_target(training: Training) -> None:
     net.forward = types.MethodType(forward, net)
 
 
-@fault(LAST["phrase-translator"].faults, "data", ("labels-do-not-fit",))
+@fault(LATER["phrase-translator"].faults, "data", ("labels-do-not-fit",))
 def one_empty_line_dropped(training: Training) -> None:
     """An empty line was dropped from the file of one language only, so that each sentence has the translation of the next."""
     batch = training.batch
@@ -1125,7 +1128,7 @@ class Sentiment(nn.Module):
         return logits
 
 
-@last(learns=0.75, chance=0.5)
+@later(learns=0.75, chance=0.5)
 def packed_sentiment(seed: int) -> Training:
     """A bidirectional LSTM on packed sentences, with binary cross entropy."""
     torch.manual_seed(seed)
@@ -1134,7 +1137,7 @@ def packed_sentiment(seed: int) -> Training:
     return Training(Sentiment(), batches(x, y, 64, seed), spam_loss, score, rate=1e-2, clip=1.0, steps=200)
 
 
-@fault(LAST["packed-sentiment"].faults, "data", "labels-do-not-fit")
+@fault(LATER["packed-sentiment"].faults, "data", "labels-do-not-fit")
 def sorted_by_length_without_labels(training: Training) -> None:
     """The sentences are sorted by length to be packed, and the labels are not."""
     batch = training.batch
@@ -1148,7 +1151,7 @@ def sorted_by_length_without_labels(training: Training) -> None:
     training.batch = by_length
 
 
-@fault(LAST["packed-sentiment"].faults, "architecture", ("wrong-axis",), ("", "lstm", "head"))
+@fault(LATER["packed-sentiment"].faults, "architecture", ("wrong-axis",), ("", "lstm", "head"))
 def directions_joined_by_a_view(training: Training) -> None:
     """The states of both directions are joined by a view to the size of the batch, which mixes sentences."""
     net: Any = training.net
@@ -1164,7 +1167,7 @@ def directions_joined_by_a_view(training: Training) -> None:
     net.forward = types.MethodType(forward, net)
 
 
-@fault(LAST["packed-sentiment"].faults, "architecture", ("mask", "inputs-constant"), ("", "lstm", "head"))
+@fault(LATER["packed-sentiment"].faults, "architecture", ("mask", "inputs-constant"), ("", "lstm", "head"))
 def last_column_of_the_padded(training: Training) -> None:
     """The output at the last place is read after unpacking, which is nought for all but the longest sentences."""
     net: Any = training.net
@@ -1180,7 +1183,7 @@ def last_column_of_the_padded(training: Training) -> None:
     net.forward = types.MethodType(forward, net)
 
 
-@fault(LAST["packed-sentiment"].faults, "optimisation", ("detached", "wrong-loss"))
+@fault(LATER["packed-sentiment"].faults, "optimisation", ("detached", "wrong-loss"))
 def rounded_before_the_loss(training: Training) -> None:
     """The probabilities are rounded to labels before the loss, which leaves no gradient."""
 
@@ -1191,7 +1194,7 @@ def rounded_before_the_loss(training: Training) -> None:
     training.loss = rounded
 
 
-@fault(LAST["packed-sentiment"].faults, "architecture", "bottleneck", ("embed", "lstm", ""))
+@fault(LATER["packed-sentiment"].faults, "architecture", "bottleneck", ("embed", "lstm", ""))
 def sizes_of_a_quick_test(training: Training) -> None:
     """The embedding of one number a word and the LSTM of two of state, meant for a quick test of the shapes, were left so."""
     net: Any = training.net
@@ -1202,7 +1205,7 @@ def sizes_of_a_quick_test(training: Training) -> None:
     )
 
 
-@fault(LAST["packed-sentiment"].faults, "optimisation", ("ascent", "wrong-loss"))
+@fault(LATER["packed-sentiment"].faults, "optimisation", ("ascent", "wrong-loss"))
 def accuracy_descended(training: Training) -> None:
     """What is minimised is the mean probability of the right label, not its negative."""
 
