@@ -26,7 +26,7 @@ Told: TypeAlias = tuple[str, str, tuple[str, ...], str, str]
 """Kind, place, causes, severity and text of a finding."""
 ASKED = (5, 10, 20, 30, 50, 100)
 """The steps after which findings are asked for."""
-WHOLE = frozenset({"loss", "optimizer", "inputs", "target", "net", "(net)"})
+WHOLE = frozenset({"loss", "optimizer", "inputs", "target", "(net)"})
 """What a finding names if it is of the training as a whole."""
 
 

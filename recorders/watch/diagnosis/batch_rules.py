@@ -266,16 +266,18 @@ def unreachable(known: Evidence) -> Iterator[Finding]:
         what = f"the loss falls to {course.end():.3g}; a cross entropy has no end if the target goes down to {labels.low:.3g}"
         yield fault("unreachable-target", last_layer(known), what, causes=("target-scale", "wrong-loss"))
         return
-    output = None if labels is None else only({path: one for path, one in known.outputs.items() if as_many(one, labels)})
-    if output is None or labels is None or not (output.floating and labels.floating) or len(output) < LEAST:
+    alike = [] if labels is None else [one for one in known.outputs.values() if as_many(one, labels)]
+    if labels is None or not alike or not (alike[0].floating and labels.floating) or len(alike[0]) < LEAST:
         return
+    output = alike[0]  # of a mean and a spread, the mean
+    floor = math.inf if len(alike) == 1 else -0.9  # of several one may be a share: this is not, if it comes near -1, too
     near = abs(output.typical("mean") - labels.typical("mean")) < 0.3 * labels.typical("std")
     late = middle(finite(output.each["std"][-LATE:]))
     moves = not near or late > 0.1 * labels.typical("std")  # not of a net that returns the mean
-    if moves and output.low >= 0 and labels.typical("min") < -0.1 * labels.typical("std"):
+    if moves and len(alike) == 1 and output.low >= 0 and labels.typical("min") < -0.1 * labels.typical("std"):
         what = f"outputs are never below 0, and the target goes down to {labels.low:.3g}"
         yield fault("unreachable-target", last_layer(known), what)
-    elif len(output) >= LOSS.least and output.low >= -1 and 0.95 < output.high <= 1 and labels.high > 1.5:
+    elif len(output) >= LOSS.least and -1 <= output.low < floor and 0.95 < output.high <= 1 and labels.high > 1.5:
         what = f"outputs are never above 1, and the target goes up to {labels.high:.3g}"
         yield fault("unreachable-target", last_layer(known), what)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from recorders.watch.diagnosis.asked import share_of
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding
 
@@ -109,6 +110,7 @@ def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding],
     told = told_once(found, layers, sure=bool(known.weights) and known.loss is not None)
     if any(one.kind == "exploding-gradients" for one in told):  # what makes these grow makes the outputs grow
         told = [replace(one, severity="notice") if one.kind == "growing-signal" else one for one in told]
+    told = _with_reasons(told, known)
     faults, notices = ([one for one in told if (one.severity == "notice") == notice] for notice in (False, True))
     kinds = {one.kind for one in faults}
     if "no-gradient" in kinds or "zero-weights" in kinds:  # without a gradient no weight changes
@@ -117,6 +119,15 @@ def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding],
     if any(one.kind not in LOSSES and one.severity == "error" for one in faults):
         faults = [one for one in faults if one.kind not in LOSSES or one.cause == "schedule"]
     return faults, notices
+
+
+def _with_reasons(told: Sequence[Finding], known: Evidence) -> list[Finding]:
+    """What may be meant is an error if something went wrong that it explains: odd options, weights written to in each step."""
+    later = [one for one in told if one.severity == "error" and _PLACE[one.kind] > _PLACE["odd-momentum"]]
+    reasons = {"large-epsilon", "odd-momentum"} if later else set()
+    if any(one.kind == "updates-too-large" for one in later) and share_of(known.fact("written")) > 0.8:
+        reasons.add("written-between-steps")  # such as a clipping of weights, which keeps them small
+    return [replace(one, severity="error") if one.kind in reasons else one for one in told]
 
 
 def _rank(one: Finding) -> tuple[bool, float]:

@@ -22,7 +22,7 @@ class Finding:
     """One likely fault.
 
     Attributes:
-        layer: the layer, or the name of a pushed value such as "loss", or what it is about: "inputs", "target", "optimizer", "net".
+        layer: the layer, or the name of a pushed value such as "loss", or what it is of: "inputs", "target", "optimizer", "(net)".
         what: what was seen, with numbers.
         why: why it matters.
         remedy: what to try first.

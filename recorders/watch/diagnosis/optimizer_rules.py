@@ -40,11 +40,29 @@ def not_cleared(known: Evidence) -> Iterator[Finding]:
 
 
 def foreign(known: Evidence) -> Iterator[Finding]:
-    """An optimizer that holds parameters the net does not have, and lacks some of the net."""
-    held, trainable, strange = (max(known.fact(name), default=0.0) for name in ("held", "trainable", "foreign"))
-    if strange and held < trainable:
-        what = f"it holds {strange:.0f} parameters that the net does not have, and {held:.0f} of the {trainable:.0f} of the net"
+    """An optimizer that holds parameters the net does not have, and lacks some of the net, perhaps from some step on."""
+    number, step, held, trainable, strange = map(known.fact, ("optimizer", "step", "held", "trainable", "foreign"))
+    if max(strange, default=0.0) and max(held) < max(trainable):
+        mine = f"{max(held):.0f} of the {max(trainable):.0f} of the net"
+        what = f"it holds {max(strange):.0f} parameters that the net does not have, and {mine}"
         yield fault("foreign-parameters", "optimizer", what)
+        return
+    first = dict[float, tuple[float, float]]()
+    for one, at, now, all_of_net, others in zip(number, step, held, trainable, strange, strict=True):
+        had, without = first.setdefault(one, (now, others))
+        if now < had and others > without and now < all_of_net:
+            what = f"from step {at:.0f} on it holds {now:.0f} of the {all_of_net:.0f} parameters of the net, and before {had:.0f}"
+            yield fault("foreign-parameters", "optimizer", what, int(at))
+            return
+
+
+def all_frozen(known: Evidence) -> Iterator[Finding]:
+    """No parameter of the net requires a gradient any more."""
+    step, trainable = known.fact("step"), known.fact("trainable")
+    off = next((at for at in range(len(step)) if not any(trainable[at:])), len(step))
+    if 0 < off <= len(step) - 2:
+        what = f"from step {step[off]:.0f} of {step[-1]:.0f} on no parameter of the net requires a gradient"
+        yield fault("frozen", "optimizer", what, int(step[off]), causes=("frozen", "no-steps"))
 
 
 def discarded(known: Evidence) -> Iterator[Finding]:
@@ -108,7 +126,7 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
         # In each step it is meant, as the clipping of weights is. Averages that are put in their place to evaluate do no harm.
         seldom, early = share_of(written) < 0.8, sum(written[: Early().first]) >= 2
         harm = early or (known.loss is not None and times_thrown_back(known.loss) >= 2)
-        found.append(fault("written-between-steps", "net", what, severity="warning" if seldom and harm else "notice"))
+        found.append(fault("written-between-steps", "(net)", what, severity="warning" if seldom and harm else "notice"))
     yield from sorted(found, key=lambda one: one.severity == "notice")[:1]
 
 
@@ -125,9 +143,9 @@ def modes(known: Evidence) -> Iterator[Finding]:
     """Training in evaluation mode, evaluation in training mode, batch norms that stand still, much dropout."""
     evaluating = known.fact("evaluating")
     if evaluating and share_of([share == 1 for share in evaluating]) > 0.5:
-        yield fault("evaluation-mode", "net", "dropout and batch norms are in evaluation mode while the optimizer steps")
+        yield fault("evaluation-mode", "(net)", "dropout and batch norms are in evaluation mode while the optimizer steps")
     if known.inference > 0.5:
-        yield fault("training-mode", "net", "dropout and batch norms are in training mode while gradients are off")
+        yield fault("training-mode", "(net)", "dropout and batch norms are in training mode while gradients are off")
     if still := max(known.fact("still"), default=0.0):
         where = _first(known, lambda module: isinstance(module, BATCH_NORMS) and module.momentum == 0)
         yield fault("statistics-stand-still", where, f"the momentum of {still:.0f} batch norms is 0")
@@ -151,8 +169,8 @@ def _share_begun(module: nn.Module) -> float:
 
 
 def _first(known: Evidence, holds: Callable[[nn.Module], bool]) -> str:
-    """The first module of which it holds; "net" if the modules are not known."""
-    return next((name for name, module in known.modules.items() if holds(module)), "net")
+    """The first module of which it holds; "(net)" if the modules are not known."""
+    return next((name for name, module in known.modules.items() if holds(module)), "(net)")
 
 
 def gradient_sizes(known: Evidence) -> Iterator[Finding]:
@@ -240,6 +258,7 @@ RULES = (
     not_cleared,
     discarded,
     foreign,
+    all_frozen,
     rates,
     optimizer_state,
     between_steps,

@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
     Attributes:
         role: "outputs", "gradients", "updates", "weights", "loss", "inputs", "target", or the name of a fact of steps, see `FACTS`.
-        where: the layer, "loss", "inputs", "target", "outputs", "optimizer" or "net".
+        where: the layer, "loss", "inputs", "target", "outputs", "optimizer" or "(net)".
         statistic: what was measured.
         phase: "early", "middle" or "late"; of the loss also a part, such as "part 3 of 8"; "whole" if the recording does not tell
             steps apart.
@@ -242,7 +242,7 @@ def _of_fact(fact: str, known: Evidence, clock: Sequence[int]) -> Iterator[Trait
     for phase, values, steps in _phases([read(value) for value in course], clock):
         # A thing that seldom happens is seen by its share, not by what is typical.
         compared = [_log(value) for value in values] if ratio else [math.fsum(values) / len(values)] * len(values)
-        key = Key(fact, "net" if fact in _OF_NET else "optimizer", statistic, phase)
+        key = Key(fact, "(net)" if fact in _OF_NET else "optimizer", statistic, phase)
         # A schedule goes at another pace if the run has another length.
         yield Trait(key, compared, steps, math.log(margin) if ratio else margin, ratio=ratio, paced=fact == "rate")
 

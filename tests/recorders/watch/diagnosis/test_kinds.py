@@ -192,8 +192,55 @@ def values_of_a_broken_sensor(setup: Setup) -> None:
     setup.loss = nn.functional.mse_loss
 
 
+def frozen_for_a_look(setup: Setup) -> None:
+    setup.net.requires_grad_(False)
+
+
+def first_layer_made_anew(setup: Setup) -> None:
+    net: Any = setup.net
+    net[0] = nn.Linear(FEATURES, 24)
+
+
+def clipped_weights(setup: Setup) -> None:
+    setup.rate, setup.steps = 3e-2, 130
+
+    def clip(step: int, optimizer: Any) -> None:
+        with torch.no_grad():
+            for weight in setup.net.parameters():
+                weight.clamp_(-0.01, 0.01)
+
+    setup.before = clip
+
+
+def betas_the_wrong_way_round(setup: Setup) -> None:
+    setup.options, setup.rate, setup.steps = {"betas": (0.999, 0.9)}, 1.0, 130
+
+
+class MeanAndSpread(nn.Module):
+    """What it returns is a mean, which a tanh holds within one, and a spread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_spread = nn.Sequential(nn.Linear(FEATURES, 1), nn.Tanh()), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = self.mean(x)
+        return mean, self.log_spread.exp().expand_as(mean)
+
+
+def a_mean_within_one(setup: Setup) -> None:
+    batch = setup.batch
+
+    def measured(step: int) -> tuple[Tensor, Tensor]:
+        x, _ = batch(step)
+        return x, 3 * x[:, :1]
+
+    setup.net, setup.batch, setup.steps = MeanAndSpread(), measured, 130  # type: ignore[method-assign]
+    setup.loss = lambda output, y: ((y - output[0]) ** 2 / output[1] ** 2 / 2 + output[1].log()).mean()
+
+
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
-    "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "net", "weights-overwritten")),
+    "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "(net)", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
     "layers in a list": (in_a_list, ("frozen", "(net)", "not-in-optimizer")),
     "sigmoids in the place of all": (sigmoids, ("vanishing-gradients", "1", "vanishing-gradients")),
@@ -206,6 +253,11 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "one sample a batch": (CASES["batches-of-one"], ("batches-of-one", "1", "batch-of-one")),
     "labels as numbers that are sorted": (folder_by_folder, ("sorted-target", "target", "data-order")),
     "values of a broken sensor": (values_of_a_broken_sensor, ("large-target", "target", "outliers")),
+    "a net that is frozen for a look": (every(30, frozen_for_a_look), ("frozen", "optimizer", "frozen")),
+    "a layer that is made anew": (every(30, first_layer_made_anew), ("foreign-parameters", "optimizer", "stale-optimizer")),
+    "weights that are clipped in each step": (clipped_weights, ("written-between-steps", "(net)", "weights-overwritten")),
+    "betas the wrong way round": (betas_the_wrong_way_round, ("odd-momentum", "optimizer", "momentum")),
+    "a mean within one": (a_mean_within_one, ("unreachable-target", "mean.1", "output-activation")),
     "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
 }
 """By name, what is planted, and kind, place and cause of one of the first three findings."""

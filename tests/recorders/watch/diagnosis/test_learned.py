@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a rate 5 times too low": ({"rate": 0.2}, "optimizer", "learning rate in the early phase"),
     "a rate that falls to nothing": ({"schedule": 0.8}, "optimizer", "learning rate in the late phase"),
     "weight decay": ({"decay": 1e-2}, "optimizer", "weight decay"),
-    "dropout": ({"dropout": 0.5}, "net", "largest share that a dropout leaves out"),
+    "dropout": ({"dropout": 0.5}, "(net)", "largest share that a dropout leaves out"),
     "inputs not normalised": ({"change": lambda x: 6 * x + 5}, "inputs", "of a typical batch"),
     "inputs normalised twice": ({"change": lambda x: x / 6 - 1}, "inputs", "of a typical batch"),
     "labels that do not belong to the inputs": ({"shuffled": True}, "loss", "loss in part"),
@@ -193,7 +193,7 @@ def test_layers_that_only_some_batches_use_are_not_compared() -> None:
 
 def test_what_was_given_to_the_net_is_told_before_what_came_of_it() -> None:
     found = left(train("cnn", 9, rate=20.0, change=lambda x: 6 * x + 5), good("cnn"))
-    order = [0 if where in ("inputs", "optimizer", "net", "target") else 2 if where == "loss" else 1 for where, _, _ in found]
+    order = [0 if where in ("inputs", "optimizer", "(net)", "target") else 2 if where == "loss" else 1 for where, _, _ in found]
     assert order == sorted(order)
     assert {0, 1} <= {*order}
 
