@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import types
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,37 +14,11 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.optim import Optimizer
 
-from benchmarks.diagnosis.later import LAST, last
+from benchmarks.diagnosis.later import LAST, last, preprocessed, relabelled
 from benchmarks.diagnosis.programs.data import batches, generator, r2
 from benchmarks.diagnosis.training import Training, fault
 
 __all__: list[str] = []
-
-
-def preprocessed(training: Training, change: Callable[[Any], Any]) -> None:
-    """Changes the inputs of the training, and those of the test."""
-    batch, score = training.batch, training.score
-    assert isinstance(score, partial)
-
-    def changed(number: int) -> tuple[Any, Any]:
-        """The batch with other inputs."""
-        x, y = batch(number)
-        return change(x), y
-
-    training.batch = changed
-    training.score = partial(score.func, **{**score.keywords, "x": change(score.keywords["x"])})
-
-
-def relabelled(training: Training, change: Callable[[Any, Any], Any]) -> None:
-    """Changes the targets of the training, by the inputs and the targets."""
-    batch = training.batch
-
-    def changed(number: int) -> tuple[Any, Any]:
-        """The batch with other targets."""
-        x, y = batch(number)
-        return x, change(x, y)
-
-    training.batch = changed
 
 
 # Quantiles of arrival times

@@ -1,13 +1,14 @@
-"""Trainings that were written after the rules, with faults, by people who did not know them: `LATER`, and `LAST`."""
+"""Trainings that were written after the rules, with faults, by people who did not know them: `LATER`, and `LAST`, and what their faults share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from benchmarks.diagnosis.training import Program, Training
 
-__all__ = ["LAST", "LATER", "last", "later"]
+__all__ = ["LAST", "LATER", "last", "later", "preprocessed", "relabelled"]
 
 LATER: dict[str, Program] = {}
 """Those that rules were mended by since, by name."""
@@ -28,3 +29,29 @@ def _registers(into: dict[str, Program], learns: float, chance: float) -> Callab
 
 later = partial(_registers, LATER)
 last = partial(_registers, LAST)
+
+
+def preprocessed(training: Training, change: Callable[[Any], Any]) -> None:
+    """Changes the inputs of the training, and those of the test."""
+    batch, score = training.batch, training.score
+    assert isinstance(score, partial)
+
+    def changed(number: int) -> tuple[Any, Any]:
+        """The batch with other inputs."""
+        x, y = batch(number)
+        return change(x), y
+
+    training.batch = changed
+    training.score = partial(score.func, **{**score.keywords, "x": change(score.keywords["x"])})
+
+
+def relabelled(training: Training, change: Callable[[Any, Any], Any]) -> None:
+    """Changes the targets of the training, by the inputs and the targets."""
+    batch = training.batch
+
+    def changed(number: int) -> tuple[Any, Any]:
+        """The batch with other targets."""
+        x, y = batch(number)
+        return x, change(x, y)
+
+    training.batch = changed

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,37 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import Optimizer
 
-from benchmarks.diagnosis.later import LATER, later
+from benchmarks.diagnosis.later import LATER, later, preprocessed, relabelled
 from benchmarks.diagnosis.programs.data import accuracy, batches, digits, generator, r2
 from benchmarks.diagnosis.training import Training, fault
 
 __all__: list[str] = []
-
-
-def preprocessed(training: Training, change: Callable[[Any], Any]) -> None:
-    """Changes the inputs of the training, and those of the test."""
-    batch, score = training.batch, training.score
-    assert isinstance(score, partial)
-
-    def changed(number: int) -> tuple[Any, Any]:
-        """The batch with other inputs."""
-        x, y = batch(number)
-        return change(x), y
-
-    training.batch = changed
-    training.score = partial(score.func, **{**score.keywords, "x": change(score.keywords["x"])})
-
-
-def relabelled(training: Training, change: Callable[[Any, Any], Any]) -> None:
-    """Changes the targets of the training, by the inputs and the targets."""
-    batch = training.batch
-
-    def changed(number: int) -> tuple[Any, Any]:
-        """The batch with other targets."""
-        x, y = batch(number)
-        return x, change(x, y)
-
-    training.batch = changed
 
 
 def momentum_sgd(parameters: Iterable[nn.Parameter], rate: float, decay: float = 5e-4, momentum: float = 0.9) -> Optimizer:
