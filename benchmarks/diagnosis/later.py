@@ -1,4 +1,4 @@
-"""Trainings that were written after the rules, with faults, by people who did not know them: `LATER`, and `LAST`, and what their faults share."""
+"""Trainings that were written after the rules by people who did not know them, `LATER` and `LAST`, and what their faults share."""
 
 from __future__ import annotations
 
