@@ -48,10 +48,10 @@ def foreign(known: Evidence) -> Iterator[Finding]:
         yield fault("foreign-parameters", "optimizer", what)
         return
     first = dict[float, tuple[float, float]]()
-    for one, at, now, all_of_net, others in zip(number, step, held, trainable, strange, strict=True):
+    for one, at, now, all_of_net, others in zip(number, step, held, trainable, strange, strict=False):  # a file may lack some
         had, without = first.setdefault(one, (now, others))
         if now < had and others > without and now < all_of_net:
-            what = f"from step {at:.0f} on it holds {now:.0f} of the {all_of_net:.0f} parameters of the net, and before {had:.0f}"
+            what = f"it holds {now:.0f} of the {all_of_net:.0f} parameters of the net, and held {had:.0f} before"
             yield fault("foreign-parameters", "optimizer", what, int(at))
             return
 
@@ -61,7 +61,7 @@ def all_frozen(known: Evidence) -> Iterator[Finding]:
     step, trainable = known.fact("step"), known.fact("trainable")
     off = next((at for at in range(len(step)) if not any(trainable[at:])), len(step))
     if 0 < off <= len(step) - 2:
-        what = f"from step {step[off]:.0f} of {step[-1]:.0f} on no parameter of the net requires a gradient"
+        what = "no parameter of the net requires a gradient any more"
         yield fault("frozen", "optimizer", what, int(step[off]), causes=("frozen", "no-steps"))
 
 

@@ -256,7 +256,6 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a net that is frozen for a look": (every(30, frozen_for_a_look), ("frozen", "optimizer", "frozen")),
     "a layer that is made anew": (every(30, first_layer_made_anew), ("foreign-parameters", "optimizer", "stale-optimizer")),
     "weights that are clipped in each step": (clipped_weights, ("written-between-steps", "(net)", "weights-overwritten")),
-    "betas the wrong way round": (betas_the_wrong_way_round, ("odd-momentum", "optimizer", "momentum")),
     "a mean within one": (a_mean_within_one, ("unreachable-target", "mean.1", "output-activation")),
     "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
 }
@@ -270,6 +269,14 @@ def test_other_ways_to_a_kind_are_found(name: str) -> None:
     plant(setup)
     found = setup.run()
     assert told in [(one.kind, one.layer, one.cause) for one in found[:3]], found
+
+
+def test_odd_options_are_told_before_the_errors_that_they_explain() -> None:
+    setup = planted("")
+    betas_the_wrong_way_round(setup)
+    first, *others = setup.run()
+    assert (first.kind, first.severity) == ("odd-momentum", "error")
+    assert any(one.severity == "error" for one in others)
 
 
 # What people do on purpose
