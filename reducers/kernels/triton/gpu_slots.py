@@ -94,7 +94,8 @@ class SlotTable:
 
 def _side_by_side(tables: Tensor) -> Tensor:
     """Return several tables of one part as one, whose positions are those of each table, one table after another."""
-    return tables.permute(1, 2, 0, 3).reshape(1, tables.shape[1], 1, -1)
+    # If they have one position, reshape() alone would return a view, and kernels read tables as they lie in memory.
+    return tables.permute(1, 2, 0, 3).contiguous().view(1, tables.shape[1], 1, -1)
 
 
 def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float) -> SlotTable | None:
