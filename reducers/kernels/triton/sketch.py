@@ -15,6 +15,7 @@ from reducers.kernels.triton.arguments import DTYPES, Arguments, bytes_of
 from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launch_traced
 from reducers.kernels.triton.sketch_kernel import FACTS, OCTET, join_parts, make_signs, sketch_parts
 from reducers.kernels.triton.sweep import on_device
+from reducers.kernels.triton.tiling import power_of_two
 
 __all__ = ["MAX_BUCKETS", "SketchTable", "join_sketches", "sketch_into", "sketch_table", "sketched"]
 
@@ -25,10 +26,9 @@ _FACTS, _OCTET = int(FACTS.value), int(OCTET.value)
 _GROUP = 64  # elements whose signs are one word
 _WIDTH = 256  # buckets of a program, at most
 _LANES = 32  # buckets of a warp: each thread has eight sums, and reads eight elements of an octet
-_TOGETHER = 4  # octets of 16 bits that are read at once; two of others, or threads would take too many registers
-_ALL_WARPS = 1 << 13  # of the programs of a tensor, at most
-_JOINED, _COLUMNS = 512, 4  # parts, and columns of the table, that a program joins at once
-_SIGNS = 512  # groups whose signs a program makes
+_PROCESSORS = 132  # of an H100: all programs of a tensor run at the same time there, and elsewhere in about as many turns
+_JOINED, _AT_ONCE = 1024, 256  # parts of a column that a program joins at once; numbers, if that is of more columns than one
+_SIGNS = 128  # groups of buckets of octets whose signs a program makes
 _WARPS = 4
 
 
@@ -143,12 +143,12 @@ def _plan(rows: int, dtype: torch.dtype, buckets: int, runs: Runs) -> _Plan:
     (number, length, start, stride), a_run = runs, _octets(runs, buckets)
     octets, width = number * a_run, min(buckets, _WIDTH)
     double = not dtype.is_floating_point or dtype is torch.float64
-    together = _TOGETHER if dtype.itemsize == 2 and not double else 2
-    a_part = -(-octets // min(octets, _most_parts(buckets)))
+    together = 2 if double else 4
+    a_part = -(-octets // min(octets, _most_parts(buckets, double)))
     a_part = -(-a_part // together) * together if a_part > together else a_part
-    parts, columns, words = -(-octets // a_part), buckets // width, octets * _OCTET * buckets // _GROUP
+    parts, columns, groups = -(-octets // a_part), buckets // width, octets * buckets // _GROUP
     begins = (start, *((stride,) if number > 1 else ()), *((length,) if rows * number > 1 else ()))
-    table = rows, columns, parts, width + _FACTS
+    table = rows, columns, width + _FACTS, parts
     constants = {
         "DOUBLE": double,
         "INTEGER": not dtype.is_floating_point,
@@ -160,7 +160,7 @@ def _plan(rows: int, dtype: torch.dtype, buckets: int, runs: Runs) -> _Plan:
         "num_warps": width // _LANES,
     }
     making = (
-        (-(-words // _SIGNS), 1, 1),
+        (-(-groups // _SIGNS), 1, 1),
         (octets, length, start, stride, a_run),
         {"BUCKETS": buckets, "RUNS": number > 1, "BLOCK": _SIGNS, "num_warps": _WARPS},
     )
@@ -171,10 +171,12 @@ def _plan(rows: int, dtype: torch.dtype, buckets: int, runs: Runs) -> _Plan:
 
 
 def _joining(table: Sequence[int]) -> Arguments:
-    rows, _, parts, width = table
+    rows, blocks, width, parts = table
     buckets = _buckets(table)
-    constants = {"PARTS": _JOINED, "COLUMNS": _COLUMNS, "num_warps": _WARPS}
-    return (rows, -(-(buckets + _FACTS) // _COLUMNS), 1), (parts, buckets, width - _FACTS), constants
+    joined = power_of_two(parts, _JOINED)
+    columns = max(1, _AT_ONCE // joined)
+    constants = {"WIDTH": width - _FACTS, "PARTS": joined, "COLUMNS": columns, "num_warps": _WARPS}
+    return (rows, -(-(buckets + _FACTS) // columns), 1), (parts, buckets, blocks), constants
 
 
 def _results(table: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -184,11 +186,12 @@ def _results(table: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor
 
 def _buckets(table: Sequence[int]) -> int:
     """Return the number of buckets of a table of this shape."""
-    return table[1] * (table[3] - _FACTS)
+    return table[1] * (table[2] - _FACTS)
 
 
-def _most_parts(buckets: int) -> int:
-    return _ALL_WARPS // (buckets // _LANES)
+def _most_parts(buckets: int, double: bool) -> int:
+    warps = 16 if double else 24  # of a processor, which the registers of threads allow
+    return max(1, warps * _PROCESSORS // (buckets // _LANES))
 
 
 def _octets(runs: Sequence[int], buckets: int) -> int:

@@ -67,37 +67,45 @@ def make_signs(
         origins: if there is more than one run, int64 [octets, 2]: where in the memory of a tensor the octet begins, and which of
             its places are there, the first in the upper half of the word, and the one after the last in the lower.
         octets, length, start, stride, a_run, RUNS: see `sketch_parts`.
+        BLOCK: groups of buckets of octets for which a program writes.
     """
     GROUPS: tl.constexpr = BUCKETS // 64
     SIZE: tl.constexpr = OCTET * BUCKETS
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     group = place % GROUPS
-    number = (place // GROUPS % OCTET).to(tl.int32)  # of the block in its octet
-    octet = place // (GROUPS * OCTET)
+    octet = place // GROUPS
+    there = octet < octets
     start = start.to(tl.int64)
     run, origin = _origin_of(octet, start, stride, a_run, SIZE, RUNS)
     whole = (start + run * stride + origin) // SIZE  # the number of the octet in the whole
-    block = whole * OCTET + number
     chosen = mix(whole.to(tl.uint64), 9)
     factor = (1 + ((chosen >> 32) * 7 >> 32)).to(tl.int32)
     twice = _doubled(factor)
-    low = tl.where((number & 1) != 0, factor, 0) ^ tl.where((number & 2) != 0, twice, 0)
-    low = low ^ tl.where((number & 4) != 0, _doubled(twice), 0) ^ (chosen & 7).to(tl.int32)
-    word = mix((block * GROUPS + group).to(tl.uint64), 7)
-    word = _swapped(word, low & 1, 1, 0x5555555555555555)
-    word = _swapped(word, low & 2, 2, 0x3333333333333333)
-    word = _swapped(word, low & 4, 4, 0x0F0F0F0F0F0F0F0F)
-    row = octet * OCTET + low
-    tl.store(signs + row * GROUPS + group, word.to(tl.int64, bitcast=True), mask=octet < octets)
-    turn = mix(block.to(tl.uint64), 8)
-    turn = ((((turn >> 32) * GROUPS) >> 32) * 64 + (turn & 56)).to(tl.int32) + number
-    is_first = (octet < octets) & (group == 0)
-    tl.store(turns + row, turn, mask=is_first)
+    fourfold = _doubled(twice)
+    chosen = (chosen & 7).to(tl.int32)
+    for number in tl.static_range(OCTET):  # of the block in its octet
+        block = whole * OCTET + number
+        low = chosen
+        if number & 1:
+            low = low ^ factor
+        if number & 2:
+            low = low ^ twice
+        if number & 4:
+            low = low ^ fourfold
+        word = mix((block * GROUPS + group).to(tl.uint64), 7)
+        word = _swapped(word, low & 1, 1, 0x5555555555555555)
+        word = _swapped(word, low & 2, 2, 0x3333333333333333)
+        word = _swapped(word, low & 4, 4, 0x0F0F0F0F0F0F0F0F)
+        row = octet * OCTET + low
+        tl.store(signs + row * GROUPS + group, word.to(tl.int64, bitcast=True), mask=there)
+        turn = mix(block.to(tl.uint64), 8)
+        turn = ((((turn >> 32) * GROUPS) >> 32) * 64 + (turn & 56)).to(tl.int32) + number
+        tl.store(turns + row, turn, mask=there & (group == 0))
     if RUNS:
-        is_first = is_first & (number == 0)
+        is_first = there & (group == 0)
         tl.store(origins + octet * 2, run * length + origin, mask=is_first)
-        there = tl.maximum(-origin, 0) << 32 | tl.maximum(tl.minimum(length - origin, SIZE), 0)
-        tl.store(origins + octet * 2 + 1, there, mask=is_first)
+        within = tl.maximum(-origin, 0) << 32 | tl.maximum(tl.minimum(length - origin, SIZE), 0)
+        tl.store(origins + octet * 2 + 1, within, mask=is_first)
 
 
 @triton.jit
@@ -221,7 +229,7 @@ def sketch_parts(
     Args:
         x: all runs of a tensor, one after another, and one tensor after another.
         signs, turns, origins: what `make_signs` wrote; `signs` as int32.
-        table: float64 [rows, BUCKETS // WIDTH, parts, WIDTH + 5]: the sums, and facts of what was added to them.
+        table: float64 [rows, BUCKETS // WIDTH, WIDTH + 5, parts]: the sums, and facts of what was added to them.
         tiles: octets of a part.
         octets: of a tensor; those of which a run may have elements. An octet is eight blocks, which have `BUCKETS` elements each, a
             power of two.
@@ -257,47 +265,28 @@ def sketch_parts(
         full += tl.where((begin == 0) & (before > 0), 1, 0)
         full_stop = tl.maximum(tl.minimum(stop, (before + length) // SIZE), full)
         full_stop = full + (full_stop - full) // TOGETHER * TOGETHER
-        if full < full_stop:
-            turn_0 = _turns_of(turns, full, True)
-            turn_1 = _turns_of(turns, full + 1, True)
-            value_0, half_0 = _read_whole(x, signs, turn_0, full, before, column, BUCKETS, WIDTH, STRAIGHT)
-            value_1, half_1 = _read_whole(x, signs, turn_1, full + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
-            next = tl.minimum(full + TOGETHER, full_stop - TOGETHER)
-            turn_0 = _turns_of(turns, next, True)
-            turn_1 = _turns_of(turns, next + 1, True)
+        for octet in range(full, full_stop, TOGETHER):
+            turn_0 = _turns_of(turns, octet, True)
+            turn_1 = _turns_of(turns, octet + 1, True)
+            value_0, half_0 = _read_whole(x, signs, turn_0, octet, before, column, BUCKETS, WIDTH, STRAIGHT)
+            value_1, half_1 = _read_whole(x, signs, turn_1, octet + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
             if TOGETHER > 2:
-                turn_2 = _turns_of(turns, full + 2, True)
-                turn_3 = _turns_of(turns, full + 3, True)
-                value_2, half_2 = _read_whole(x, signs, turn_2, full + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
-                value_3, half_3 = _read_whole(x, signs, turn_3, full + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
-                turn_2 = _turns_of(turns, next + 2, True)
-                turn_3 = _turns_of(turns, next + 3, True)
-            for octet in range(full, full_stop, TOGETHER):  # the next ones are on their way meanwhile, and the turns of those after
-                next = tl.minimum(octet + TOGETHER, full_stop - TOGETHER)
-                later = tl.minimum(octet + 2 * TOGETHER, full_stop - TOGETHER)
-                next_0, next_half_0 = _read_whole(x, signs, turn_0, next, before, column, BUCKETS, WIDTH, STRAIGHT)
-                next_1, next_half_1 = _read_whole(x, signs, turn_1, next + 1, before, column, BUCKETS, WIDTH, STRAIGHT)
-                turn_0 = _turns_of(turns, later, True)
-                turn_1 = _turns_of(turns, later + 1, True)
-                if TOGETHER > 2:
-                    next_2, next_half_2 = _read_whole(x, signs, turn_2, next + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
-                    next_3, next_half_3 = _read_whole(x, signs, turn_3, next + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
-                    turn_2 = _turns_of(turns, later + 2, True)
-                    turn_3 = _turns_of(turns, later + 3, True)
-                sums, power, low, high = _with_whole(sums, power, low, high, value_0, half_0, NUMBER)
-                sums, power, low, high = _with_whole(sums, power, low, high, value_1, half_1, NUMBER)
-                value_0, half_0, value_1, half_1 = next_0, next_half_0, next_1, next_half_1
-                if TOGETHER > 2:
-                    sums, power, low, high = _with_whole(sums, power, low, high, value_2, half_2, NUMBER)
-                    sums, power, low, high = _with_whole(sums, power, low, high, value_3, half_3, NUMBER)
-                    value_2, half_2, value_3, half_3 = next_2, next_half_2, next_3, next_half_3
+                turn_2 = _turns_of(turns, octet + 2, True)
+                turn_3 = _turns_of(turns, octet + 3, True)
+                value_2, half_2 = _read_whole(x, signs, turn_2, octet + 2, before, column, BUCKETS, WIDTH, STRAIGHT)
+                value_3, half_3 = _read_whole(x, signs, turn_3, octet + 3, before, column, BUCKETS, WIDTH, STRAIGHT)
+            sums, power, low, high = _with_whole(sums, power, low, high, value_0, half_0, NUMBER)
+            sums, power, low, high = _with_whole(sums, power, low, high, value_1, half_1, NUMBER)
+            if TOGETHER > 2:
+                sums, power, low, high = _with_whole(sums, power, low, high, value_2, half_2, NUMBER)
+                sums, power, low, high = _with_whole(sums, power, low, high, value_3, half_3, NUMBER)
     again = (tl.sum(power) < float("inf")) == 0
     full_stop = tl.where(again, full, full_stop)
     sums = tl.where(again, 0.0, sums)
     power = tl.where(again, 0.0, power)
     low = tl.where(again, float("inf"), low)
     high = tl.where(again, float("-inf"), high)
-    count = tl.zeros([OCTET, NUMBERS, 32], tl.int32)
+    count = tl.zeros([OCTET, NUMBERS, 8], tl.int32)
     for index in range(begin, stop - (full_stop - full)):
         octet = tl.where(index < full, index, index + (full_stop - full))
         turn = _turns_of(turns, octet, octet < stop)
@@ -308,7 +297,7 @@ def sketch_parts(
         if not INTEGER:
             there = there & (tl.abs(value) < float("inf"))
             value = tl.where(there, value, 0.0)
-        count += there.to(tl.int32)
+        count += tl.sum(_fours(there.to(tl.int32)), 3)
         low = tl.minimum(low, tl.min(_fours(tl.where(there, value, float("inf"))), 3))
         high = tl.maximum(high, tl.max(_fours(tl.where(there, value, float("-inf"))), 3))
         sums, power = _with_added(sums, power, value, half)
@@ -318,45 +307,45 @@ def sketch_parts(
     source = (block ^ lane) + tl.zeros([OCTET, NUMBERS, 32], tl.int32)
     sums = tl.sum(tl.gather(sums, source, 2), 0)
     finite = (full_stop - full) * (OCTET * WIDTH) + tl.sum(count)
-    to = table + ((row * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * parts + part) * (WIDTH + FACTS)
-    tl.store(to + tl.arange(0, NUMBERS)[:, None] * 32 + tl.arange(0, 32)[None, :], sums)
-    tl.store(to + WIDTH, finite.to(tl.float64))
+    to = table + (row * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * (WIDTH + FACTS) * parts + part
+    tl.store(to + (tl.arange(0, NUMBERS)[:, None] * 32 + tl.arange(0, 32)[None, :]) * parts, sums)
+    to += WIDTH * parts
+    tl.store(to, finite.to(tl.float64))
     # Which of them are in these buckets is not known of the others, so the first buckets count all that are there.
-    tl.store(to + WIDTH + 1, (tl.where(tl.program_id(1) == 0, all_there, 0) - finite).to(tl.float64))
-    tl.store(to + WIDTH + 2, tl.sum(power))
-    tl.store(to + WIDTH + 3, tl.min(low).to(tl.float64))
-    tl.store(to + WIDTH + 4, tl.max(high).to(tl.float64))
+    tl.store(to + parts, (tl.where(tl.program_id(1) == 0, all_there, 0) - finite).to(tl.float64))
+    tl.store(to + 2 * parts, tl.sum(power))
+    tl.store(to + 3 * parts, tl.min(low).to(tl.float64))
+    tl.store(to + 4 * parts, tl.max(high).to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["parts", "buckets", "width"])
-def join_parts(table, sums, facts, parts, buckets, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit(do_not_specialize=["parts", "buckets", "blocks"])
+def join_parts(table, sums, facts, parts, buckets, blocks, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write the sums and facts of tensor `program_id(0)`, in columns `program_id(1)`, from the table that `sketch_parts` wrote.
 
     Args:
-        width: the buckets of a row of the table.
+        parts: of each tensor.
+        blocks: by how many programs the buckets of a part were added up, of which each had `WIDTH`.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    every = parts * (buckets // width)
     fact = column - buckets
     is_fact = fact >= 0
-    least = fact == 3
-    greatest = fact == 4
-    within = tl.where(is_fact, width + fact, column % width)
-    first = tl.where(is_fact, 0, column // width * parts)
-    number = tl.where(is_fact, every, tl.where(column < buckets, parts, 0))
+    least = (fact == 3)[:, None]
+    greatest = (fact == 4)[:, None]
+    first = row * blocks + tl.where(is_fact, 0, column // WIDTH)
+    within = tl.where(is_fact, WIDTH + fact, column % WIDTH)
+    number = tl.where(is_fact, blocks * parts, parts)
     number = tl.where(fact < FACTS, number, 0)
     empty = tl.where(least, float("inf"), tl.where(greatest, float("-inf"), 0.0)).to(tl.float64)
-    joined = tl.zeros([PARTS, COLUMNS], tl.float64) + empty[None, :]
-    for begin in range(0, every, PARTS):
-        part = begin + tl.arange(0, PARTS)
-        there = part[:, None] < number[None, :]
-        place = (row * every + first[None, :] + part[:, None]) * (width + FACTS) + within[None, :]
-        found = tl.load(table + place, mask=there, other=0)
-        found = tl.where(there, found, empty[None, :])
-        ends = tl.where(least[None, :], tl.minimum(joined, found), tl.maximum(joined, found))
-        joined = tl.where((least | greatest)[None, :], ends, joined + found)
-    ends = tl.where(least, tl.min(joined, 0), tl.max(joined, 0))
-    found = tl.where(least | greatest, ends, tl.sum(joined, 0))
+    joined = tl.zeros([COLUMNS, PARTS], tl.float64) + empty
+    for begin in range(0, tl.max(number), PARTS):
+        part = (begin + tl.arange(0, PARTS))[None, :]
+        there = part < number[:, None]
+        place = ((first[:, None] + part // parts) * (WIDTH + FACTS) + within[:, None]) * parts + part % parts
+        found = tl.where(there, tl.load(table + place, mask=there, other=0), empty)
+        ends = tl.where(least, tl.minimum(joined, found), tl.maximum(joined, found))
+        joined = tl.where(least | greatest, ends, joined + found)
+    ends = tl.where(fact == 3, tl.min(joined, 1), tl.max(joined, 1))
+    found = tl.where((fact == 3) | (fact == 4), ends, tl.sum(joined, 1))
     tl.store(sums + row * buckets + column, found, mask=column < buckets)
     tl.store(facts + row * FACTS + fact, found, mask=is_fact & (fact < FACTS))

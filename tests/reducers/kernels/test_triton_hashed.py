@@ -46,9 +46,8 @@ def few_parts() -> Iterator[None]:
         patch.setattr(digest, "_MOST_PARTS", 3)
         patch.setattr(digest, "_JOINED", 2)
         patch.setattr(digest, "_ABSORBED", 16)
-        patch.setattr(sketch, "_most_parts", lambda _: 5)
+        patch.setattr(sketch, "_most_parts", lambda *_: 5)
         patch.setattr(sketch, "_JOINED", 2)
-        patch.setattr(sketch, "_COLUMNS", 128)
         patch.setattr(sketch, "_SIGNS", 64)
         yield
 
