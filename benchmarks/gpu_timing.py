@@ -138,15 +138,23 @@ def _between(first: Any, last: Any) -> float:
 
 
 def kernels_of(function: Function) -> list[str]:
-    """The names of the kernels that a function starts on a CUDA device, copies and fills included."""
+    """The names of the kernels that a function starts on a CUDA device, copies and fills included.
+
+    Raises:
+        RuntimeError: the profiler does not see kernels on this machine.
+    """
+    control = torch.zeros((), dtype=torch.complex64, device="cuda")
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's own
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             function()
+            control.add_(1)
             torch.cuda.synchronize()
-    events = profiler.events() or []
-    return [event.name for event in events if event.device_type is DeviceType.CUDA and not event.is_user_annotation]
+    events = [event for event in profiler.events() or [] if event.device_type is DeviceType.CUDA and not event.is_user_annotation]
+    if not events:
+        raise RuntimeError("the profiler sees no kernels on this machine, not even one that ran: launches cannot be counted")
+    return [event.name for event in sorted(events, key=lambda event: event.time_range.start)[:-1]]
 
 
 def peak_of(function: Function) -> int:

@@ -17,7 +17,6 @@ STRIDED = ("x", "mask", "weights")
 """The tensors that kernels get with strides, if they are not copied before."""
 
 
-
 def check_hints() -> None:
     """From now on an interpreted kernel raises AssertionError if what it takes for granted is false.
 

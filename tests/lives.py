@@ -16,6 +16,7 @@ from typing import Any
 
 import laws
 import numpy as np
+import pytest
 import torch
 from cases import CASES, Case
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ from recorders import (
 )
 from reducers import Mean
 
-__all__ = ["Life"]
+__all__ = ["Life", "some"]
 
 ROWS = 4
 Log = Callable[["Block", str, Any], None]
@@ -109,6 +110,11 @@ class Matrix(Block):
     def computed(self, x: Tensor) -> Tensor:
         width = x.shape[-1]
         return x @ self.weight.flatten().repeat(width)[: width * width].view(width, width).to(x.dtype)
+
+
+def some(quick: int, slow: int) -> list[Any]:
+    """Seeds for a test, of which some are tried only if slow tests are."""
+    return [*range(quick), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(quick, slow))]
 
 
 class FailsHere(Exception):
@@ -201,7 +207,7 @@ class Expected:
             return
         for leaf, x in leaves(doubled(value) if "op_" in options else value, path):
             if x.numel():
-                self.seen.setdefault(leaf, []).append(x.double())
+                self.seen.setdefault(leaf, []).append(x.cpu().double())
 
 
 OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
@@ -220,12 +226,16 @@ class Life:
     Args:
         seed: what happens.
         compiled: whether the net is called compiled.
+        device: where the net is.
+        most: rows that a big batch has.
+        accuracy: of what is recorded, relative and absolute.
     """
 
-    def __init__(self, seed: int, compiled: bool = False) -> None:
+    def __init__(self, seed: int, compiled: bool = False, *, device: str = "cpu", most: int = 100, accuracy: float = 1e-7) -> None:
         self.chance = chance = random.Random(seed)
         torch.manual_seed(seed)
         self.happened: list[str] = []
+        self.device, self.most, self.accuracy = device, most, accuracy
         taking_floats = [case for case in CASES if torch.float32 in case.dtypes]
         self.trailing = chance.choice(taking_floats).trailing
         self.dtype = chance.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16])
@@ -238,7 +248,7 @@ class Life:
         blocks = [Block, Bent, RectifiedInPlace, HalvesItsInput, Several, Around] + [Matrix] * (not compiled)
         kinds = [chance.choice(blocks) for _ in range(chance.randint(1, 4))]
         order = [*range(len(kinds))] + [chance.randrange(len(kinds)) for _ in range(chance.randint(0, 2))]
-        self.net = Net(kinds, order, self.trailing, self.dtype)
+        self.net = Net(kinds, order, self.trailing, self.dtype).to(device)
         if len(kinds) > 1 and chance.random() < 0.2:
             self.net.blocks[0].requires_grad_(False)
         self.twin, self.compiled, self.call = copy.deepcopy(self.net), compiled, self.net
@@ -311,14 +321,14 @@ class Life:
 
     def _batch(self, *kinds: str) -> Tensor:
         chance = self.chance
-        rows = self.rows or chance.choice([1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 8, 8, 8, 8, 100])
+        rows = self.rows or chance.choice([1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 8, 8, 8, 8, self.most])
         x = torch.randn(rows, *self.trailing, dtype=torch.float64)
         kind = chance.choice(kinds or ("normal",))
         if kind == "offset":
             x = x + 100
         elif kind in ("zeros", "holes"):
             x = torch.where(torch.rand(x.shape) < 0.2, 0.0 if kind == "zeros" else torch.nan, x)
-        x, layout = x.to(self.dtype), chance.random()
+        x, layout = x.to(self.device, self.dtype), chance.random()
         if layout < 0.15:
             return x.transpose(0, -1).contiguous().transpose(0, -1)
         return x.repeat_interleave(2, dim=-1)[..., ::2] if layout < 0.3 else x
@@ -336,7 +346,7 @@ class Life:
         for _ in range(chance.choice([1, 1, 2])):
             x, needs = self._batch(), chance.random() < 0.5
             for call in (self.call, self._call_twin):
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                with torch.autocast(self.device, torch.bfloat16, enabled=autocast):
                     out = call(x.clone().requires_grad_(needs))
                 if out.requires_grad:
                     out.float().square().mean().backward()
@@ -473,7 +483,7 @@ class Life:
         states = {leaf: state for leaf, state in part.states.items() if state}
         assert states.keys() == expected.seen.keys(), f"{name} has {[*states]}, and should have {[*expected.seen]}"
         for leaf, xs in expected.seen.items():
-            found = case.reducer.compute(states[leaf])
+            found = case.reducer.compute({key: value.cpu() for key, value in states[leaf].items()})
             if isinstance(found, dict):
                 found = {
                     key: value for key, value in found.items() if key != "eps"
@@ -482,7 +492,7 @@ class Life:
                 warnings.simplefilter("ignore")
                 wanted = case.reference([x.numpy() for x in xs * times])
             try:
-                laws.close(found, wanted, 1e-7, 1e-7)
+                laws.close(found, wanted, self.accuracy, self.accuracy)
             except AssertionError as error:
                 raise AssertionError(f"{name} {leaf!r}, after {len(xs)} observations: {error}") from None
 

@@ -19,6 +19,7 @@ import laws
 import pytest
 import torch
 from cases import CASES, Case
+from lives import Life, some
 from on_device import adam, batches, everything, made, train
 from paths import ROOT
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from gpu_timing import kernels_of, without_waits
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder, RecordingWarning, load
 from recorders._torch import CAPTURES_IN_GRAPHS
+from recorders.ring.ring import Copies
 from reducers import (
     Covariance,
     Digest,
@@ -359,8 +361,11 @@ def test_a_recorded_call_launches_two_kernels(name: str, pattern: str) -> None:
         assert recorder[0].states
 
     several()
-    names = kernels_of(several)
-    assert len(names) <= 2.2 * 100, sorted(set(names))
+    try:
+        names = kernels_of(several)
+    except RuntimeError as problem:
+        pytest.skip(f"needs a GPU whose kernels can be counted: {problem}")
+    assert 100 <= len(names) <= 2.2 * 100, sorted(set(names))
 
 
 def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, tmp_path: Path, deterministic: None) -> None:
@@ -382,6 +387,14 @@ def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, 
     laws.same_bits(resumed.compute(), whole.compute())
     assert {value.device.type for value in laws.flat(resumed.compute()).values()} == {KIND}
     assert set(resumed.samples.values()) == {4}
+
+
+@pytest.mark.parametrize("seed", some(30, 200))
+def test_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every other one most observations wait as partial results."""
+    if seed % 2:
+        monkeypatch.setattr(Copies, "largest", 8)
+    Life(seed, device=KIND, most=(100, 3000)[seed % 3 == 0], accuracy=1e-6).live()
 
 
 @on_gpu

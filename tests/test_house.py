@@ -63,6 +63,7 @@ SPANNING = {
     "test_golden.py",
     "test_gpu_benchmark.py",
     "test_house.py",
+    "test_interpreted_lives.py",
     "test_lives.py",
     "test_memory.py",
     "test_notebooks.py",

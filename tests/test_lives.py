@@ -1,26 +1,49 @@
-"""What happens to recorders is drawn by chance: in every life they record what plain PyTorch shows."""
+"""What happens to recorders, timelines and streams is drawn by chance: in every life they have what plain Python kept beside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import Life
+from lives import Life, some
+from lives_stream import StreamLife
+from lives_timeline import TimelineLife
 
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.gate import Gate
 from recorders.ring.ring import Copies
+from recorders.streams.files import StreamFiles
+from recorders.streams.order import Shuffle
+from recorders.watch.timeline.store import Store
 
 
-@pytest.mark.parametrize("seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(24, 120))])
+@pytest.mark.parametrize("seed", some(24, 120))
 def test_lives(seed: int) -> None:
     Life(seed).live()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", some(2, 12))
 def test_compiled_lives(seed: int) -> None:
     Life(seed, compiled=True).live()
+
+
+@pytest.mark.parametrize("seed", some(8, 60))
+def test_lives_of_timelines(seed: int, tmp_path: Path) -> None:
+    TimelineLife(tmp_path, seed).live()
+
+
+@pytest.mark.parametrize("seed", some(5, 30))
+def test_lives_of_streams(seed: int, tmp_path: Path) -> None:
+    StreamLife(tmp_path, seed).live()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("of", [StreamLife, TimelineLife])
+def test_many_lives_of_files(of: Any, tmp_path: Path) -> None:
+    for seed in range(1000, 1400):
+        of(tmp_path, seed).live()
 
 
 @pytest.mark.long
@@ -51,3 +74,32 @@ def test_planted_mistakes_are_found(of: Any, name: str, wrong: Callable[..., Any
     with pytest.raises(AssertionError, match="in the life of"):
         for seed in range(120):
             Life(seed).live()
+
+
+def _keeps_the_last(remove: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, db, ticks: remove(self, db, set(sorted(ticks)[:-1]))
+
+
+def _sees_nothing_new(refresh: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: None
+
+
+def _draws_the_last_row_never(draw: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, positions, number: draw(self, positions, number).clamp(max=max(number - 2, 0))
+
+
+FILES = [
+    (Store, "remove_ticks", _keeps_the_last, TimelineLife),
+    (StreamFiles, "refresh", _sees_nothing_new, StreamLife),
+    (Shuffle, "__call__", _draws_the_last_row_never, StreamLife),
+]
+
+
+@pytest.mark.parametrize(("of", "name", "wrong", "lives"), FILES, ids=lambda value: getattr(value, "__name__", value))
+def test_planted_mistakes_in_files_are_found(
+    of: Any, name: str, wrong: Callable[..., Any], lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of, name, wrong(getattr(of, name)))
+    with pytest.raises(AssertionError, match="in the life of"):
+        for seed in range(60):
+            lives(tmp_path, seed).live()

@@ -311,7 +311,7 @@ class StreamDataset(Dataset[Any]):
             if back is not None:
                 raw = torch.index_select(raw, 0, back, out=self._buffers.take(raw.nbytes).view(raw.shape))
                 ids = ids.index_select(0, back)
-            found[place] = raw.view(getattr(torch, kind.dtype)).view(len(rows), *kind.shape)
+            found[place] = raw.view(-1).view(getattr(torch, kind.dtype)).view(len(rows), *kind.shape)
         return found, ids
 
 

@@ -160,6 +160,8 @@ class Stream(display.ShownAsTable):
         if self._given:
             raise RuntimeError("stream.given(...) within another: a stream records one batch at a time")
         found = None if ids is None else torch.as_tensor(ids, device="cpu")
+        if found is not None and not isinstance(ids, Tensor) and not found.numel():
+            found = found.to(torch.int64)  # of an empty list PyTorch makes floats
         if found is not None:
             if found.is_floating_point() or found.is_complex() or found.dtype is torch.bool or not 1 <= found.ndim <= 2:
                 raise OperandError(f"ids are whole numbers of shape (samples,) or (samples, columns); got {shapes(found)}")

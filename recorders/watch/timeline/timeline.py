@@ -291,7 +291,7 @@ class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
             ticks: a slice of ticks without its end, as in `range`; or the ticks themselves, such as `range(0, 100, 10)`.
 
         Returns:
-            The rows in the order of names and statistics in which they were first appended, and of each its ticks, ascending.
+            The rows of each name and statistic together, in the order in which these first came together; their ticks ascend.
 
         Raises:
             SelectionError: a name or a statistic stands for nothing; lists those that exist.

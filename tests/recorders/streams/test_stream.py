@@ -123,6 +123,20 @@ def test_leading_axes_are_rows_with_ids_of_sample_and_index(tmp_path: Path) -> N
     assert ids_of(data)[6:8] == [[0, 0], [0, 1]]
 
 
+def test_rows_without_numbers_and_batches_without_rows_are_kept(tmp_path: Path) -> None:
+    with Stream(tmp_path) as stream:
+        for ids in ([7, 3], [], [5]):
+            with stream.given(ids=ids):
+                stream.put("empty", torch.zeros(len(ids), 2, 0))
+                stream.put("x", torch.tensor(ids, dtype=torch.float32))
+    data = StreamDataset(tmp_path, ["empty", "x"], ids=True)
+    rows, ids = data[::-1]
+    assert (rows["empty"].shape, rows["empty"].dtype, rows["x"].tolist()) == ((3, 2, 0), torch.float32, [5, 3, 7])
+    assert ids.flatten().tolist() == [5, 3, 7]
+    with pytest.raises(OperandError, match="whole numbers"), stream.given(ids=torch.zeros(0)):
+        pass
+
+
 def test_what_is_recorded_does_not_change_with_the_users_tensors(tmp_path: Path) -> None:
     x, ids = torch.zeros(2, 2), torch.tensor([3, 4])
     with Stream(tmp_path) as stream, stream.given(ids=ids):
