@@ -1,4 +1,4 @@
-"""What happens to recorders, timelines and streams is drawn by chance: in every life they have what plain Python kept beside."""
+"""What happens to recorders, ranks, timelines and streams is drawn by chance, beside plain Python that keeps the same."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from lives import Life, some
+from lives_ranks import live_on
 from lives_stream import StreamLife
 from lives_timeline import TimelineLife
+from world import Place, Raised, World, alike
 
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.gate import Gate
@@ -37,6 +40,25 @@ def test_lives_of_timelines(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", some(5, 30))
 def test_lives_of_streams(seed: int, tmp_path: Path) -> None:
     StreamLife(tmp_path, seed).live()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
+@pytest.mark.parametrize("seed", some(4, 40))
+def test_lives_on_ranks(seed: int, four: World) -> None:
+    """From four ranks on states are added up by the collective; of fewer they are gathered."""
+    alike(four.run(live_on, seed, ranks=(0, 1, 2, 3) if seed % 2 else (0, 1)))
+
+
+def _live_without_forgetting(place: Place, seed: int) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Buffer, "clear", _forgets_nothing(Buffer.clear))
+        return live_on(place, seed)
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
+def test_planted_mistakes_on_ranks_are_found(four: World) -> None:
+    found = [answer for seed in range(4) for answer in four.run(_live_without_forgetting, seed)]
+    assert any(isinstance(answer, Raised) and "in the life of" in answer.text for answer in found)
 
 
 @pytest.mark.long
