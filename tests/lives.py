@@ -473,6 +473,9 @@ class Life:
 
     def check_all(self, recording: Recording, times: int = 1) -> None:
         assert set(recording) == set(self.recorder)
+        distinct = {(kind, id(self.cases[name]), str(self.options[name])) for name, kind in self.kinds.items()}
+        groups = {name.partition("/")[0] for name in recording}
+        assert len(groups) == len(distinct), f"{groups} of {[*self.kinds]}"  # equal monitors are one
         for name, part in recording.items():
             self.check(name, part, times)
 
