@@ -278,10 +278,11 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
         """
         if missing != "keep":
             check_same_names(self, other, "the first recording", "the second")
-        merged = {**self, **other}
-        for name in self.keys() & other.keys():
+        merged: dict[str, Subrecording] = {}
+        for name in dict.fromkeys((*self, *other)):  # which may be a further name in one of them
             try:
-                merged[name] = self[name].merge(other[name])
+                held = [one[name] for one in (self, other) if name in one]
+                merged[name] = held[0] if len(held) == 1 else held[0].merge(held[1])
             except Exception as error:
                 raise MergeError(f"subrecorder {name!r}: {error}") from error
         aliases = {**(other.aliases if isinstance(other, Recording) else {}), **self.aliases}

@@ -61,9 +61,10 @@ class Merged(Mapping[str, Subrecording]):
 
     def _parts(self, name: str) -> Iterator[tuple[str, Subrecording]]:
         for where, recording in self._recordings.items():
-            if name in recording.subrecordings:
+            here = name if name in recording.subrecordings else recording.aliases.get(name)
+            if here is not None:
                 try:
-                    part = recording.subrecordings[name]
+                    part = recording.subrecordings[here]
                 except (StorageError, OSError) as error:
                     if self._damaged is None:
                         raise
