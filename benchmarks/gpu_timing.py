@@ -143,7 +143,7 @@ def kernels_of(function: Function) -> list[str]:
     Raises:
         RuntimeError: the profiler does not see kernels on this machine.
     """
-    control = torch.zeros((), dtype=torch.complex64, device="cuda")
+    control = torch.zeros((), device="cuda")
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's own

@@ -150,13 +150,12 @@ class StreamLife:
         # The same once more, beside another stream that nobody reads, to know what it put.
         self.chance.setstate(state)
         torch.set_rng_state(numbers)
-        numbered, next_id = [dict(self.next_numbers)], [self.next_id]
+        numbered = [dict(self.next_numbers)]
         path, self.path = self.path, self.path.with_name(f"{self.path.name} aside {before}")
         with self._opened() as aside:
             for _ in range(6):
                 self.put(aside)
                 numbered.append(dict(self.next_numbers))
-                next_id.append(self.next_id)
                 self.chance.random()
         self.path = path
         self.stream = self._opened()

@@ -280,8 +280,8 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
             check_same_names(self, other, "the first recording", "the second")
         merged: dict[str, Subrecording] = {}
         for name in dict.fromkeys((*self, *other)):  # which may be a further name in one of them
+            held = [one[name] for one in (self, other) if name in one]
             try:
-                held = [one[name] for one in (self, other) if name in one]
                 merged[name] = held[0] if len(held) == 1 else held[0].merge(held[1])
             except Exception as error:
                 raise MergeError(f"subrecorder {name!r}: {error}") from error

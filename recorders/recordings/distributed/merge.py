@@ -62,7 +62,7 @@ class Merged(Mapping[str, Subrecording]):
     def _parts(self, name: str) -> Iterator[tuple[str, Subrecording]]:
         for where, recording in self._recordings.items():
             here = name if name in recording.subrecordings else recording.aliases.get(name)
-            if here is not None:
+            if here is not None and here in recording.subrecordings:
                 try:
                     part = recording.subrecordings[here]
                 except (StorageError, OSError) as error:

@@ -517,10 +517,10 @@ def test_a_further_name_of_one_rank_is_no_monitor_of_its_own_on_another(world: W
 
 
 def test_a_further_name_of_one_file_is_merged_with_the_name_of_another(tmp_path: Path) -> None:
-    Recording(recording_of(["a"], Sum()).subrecordings, {"b": "a"}).save(tmp_path / "one")
-    recording_of(["b"], Sum()).save(tmp_path / "other")
+    Recording(recording_of(["", "a"], Sum()).subrecordings, {"b": "a"}).save(tmp_path / "one")
+    recording_of(["", "b", "c"], Sum()).save(tmp_path / "other")
     merged = merge([tmp_path / "one", tmp_path / "other"], missing="keep")
-    assert {name: part.samples for name, part in merged.items()} == {"a": 1, "b": 2}
+    assert {name: part.samples for name, part in merged.items()} == {"": 2, "a": 1, "b": 2, "c": 1}
 
 
 def union_with_a_function(place: Place) -> Any:
