@@ -7,6 +7,8 @@ Options:
     --beside        only the trainings beside the programs, with faults of their own.
     --later         only those that were written after the rules.
     --last          only those of them that were written last.
+    --general       only the first half of these trainings, with the faults that are planted into programs of any kind.
+    --general-held-out  only the second half of that, which no rule is mended by.
     --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
     --at-first      the rules are those from before a part was written, in a checkout of that time with these programs.
 
@@ -25,7 +27,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.diagnosis.cases import Case, cases, matters, own_cases, program_of
+from benchmarks.diagnosis.cases import Case, cases, general_cases, matters, own_cases, program_of
 from benchmarks.diagnosis.later import LAST, LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.scoring import WATCHES, Row, rows
@@ -37,6 +39,8 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "beside": partial(own_cases, MORE),
     "later": partial(own_cases, LATER),
     "last": partial(own_cases, LAST),
+    "general": partial(general_cases, False),
+    "general held out": partial(general_cases, True),
 }
 """The trainings of each part."""
 CATEGORIES = ("optimisation", "architecture", "data", "state")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,12 +23,14 @@ from benchmarks.diagnosis.later import LAST, LATER
 from benchmarks.diagnosis.more import MORE
 from benchmarks.diagnosis.training import PROGRAMS, Fault, Program, Training
 
-__all__ = ["Case", "case", "cases", "matters", "own_cases", "program_of"]
+__all__ = ["Case", "case", "cases", "general_cases", "matters", "own_cases", "program_of"]
 
 CHOSEN, HELD_OUT = 3, 1
 """In how many programs each general fault is planted at least, of those by which thresholds are chosen and of those held out."""
 LEAST = 4
 """How many general faults each program gets at least."""
+OTHERS = {**LAST, **LATER, **MORE}
+"""The trainings that are no programs."""
 LOSES = 0.1
 
 
@@ -52,7 +57,7 @@ class Case(NamedTuple):
 
 def program_of(name: str) -> Program:
     """Returns a program, or a training beside them, by its name."""
-    return {**LAST, **LATER, **MORE, **PROGRAMS}[name]
+    return {**OTHERS, **PROGRAMS}[name]
 
 
 def case(program: str, fault: str | None, seed: int) -> Case:
@@ -88,6 +93,24 @@ def own_cases(programs: Mapping[str, Program]) -> list[Case]:
     return found
 
 
+def general_cases(held_out: bool) -> list[Case]:
+    """Returns every second of the other trainings healthy, and with general faults: those that fit and were planted least so far.
+
+    Args:
+        held_out: which half.
+    """
+    planted = Counter[str]()
+    found = []
+    for at, (name, program) in enumerate(sorted(OTHERS.items())):
+        order = random.Random(name).sample(sorted(GENERAL), len(GENERAL))
+        fitting = (fault for fault in sorted(order, key=planted.__getitem__) if _fits(fault, name))
+        general = [*itertools.islice(fitting, LEAST)]
+        planted.update(general)
+        if at % 2 == held_out:
+            found += [Case(program, None, 0), *(Case(program, GENERAL[fault], 0) for fault in general)]
+    return found
+
+
 @functools.cache
 def _dealt(names: Sequence[str], times: int) -> dict[str, list[str]]:
     """Deals the general faults: each goes to the programs that it fits and which have the fewest so far."""
@@ -108,7 +131,7 @@ def _dealt(names: Sequence[str], times: int) -> dict[str, list[str]]:
 
 @functools.cache
 def _fits(fault: str, name: str) -> bool:
-    program = PROGRAMS[name]
+    program = program_of(name)
     if fault in program.without or fault in program.faults:
         return False
     try:

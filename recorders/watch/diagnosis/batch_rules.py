@@ -39,7 +39,7 @@ def inputs(known: Evidence) -> Iterator[Finding]:
             if not batches.floating and not all(constant):
                 continue  # a mask of which nothing is masked
             yield fault("constant-inputs", where, f"all values are {batches.low:.4g}")
-        elif batches.floating and spread < FLAT * max(1.0, abs(batches.typical("mean"))):
+        elif batches.floating and spread < FLAT * (1.0 if _is_far_off(batches) else max(1.0, abs(batches.typical("mean")))):
             yield fault(
                 "constant-inputs", where, f"all values are near {batches.typical('mean'):.4g}, with a deviation of {spread:.1e}"
             )
@@ -60,6 +60,11 @@ def inputs(known: Evidence) -> Iterator[Finding]:
             what = "each batch has one sample" + ", and batch norms are in the net" * norms_too
             place = next((layer.name for layer in known.layers if "BatchNorm" in layer.kind), where) if norms_too else where
             yield fault("batches-of-one", place, what, severity="error" if norms_too else "warning")
+
+
+def _is_far_off(batches: BatchCourse) -> bool:
+    """Whether all values lie far from zero, as those of a unit with a large offset do: then they are not normalised."""
+    return abs(batches.typical("mean")) > LARGE_INPUT
 
 
 def _comes_again(batches: BatchCourse) -> bool:

@@ -96,6 +96,8 @@ ORDER = (
 """Kinds of findings, causes before consequences."""
 _PLACE = {kind: place for place, kinds in enumerate(ORDER) for kind in kinds}
 
+BY_SIZES = frozenset({"high-initial-loss", "dead-units", "saturated-units", "outliers", "updates-too-large", "equal-outputs"})
+"""What inputs, or initial weights, that are far too large do to a net."""
 LOSSES = frozenset(next(kinds for kinds in ORDER if "loss-rises" in kinds))
 """Symptoms that any other fault explains."""
 EVERYWHERE = 0.5
@@ -122,11 +124,13 @@ def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding],
 
 
 def _with_reasons(told: Sequence[Finding], known: Evidence) -> list[Finding]:
-    """What may be meant is an error if something went wrong that it explains: odd options, weights written to in each step."""
+    """What may be meant is an error if something went wrong that it explains: odd options, large numbers, weights written to."""
     later = [one for one in told if one.severity == "error" and _PLACE[one.kind] > _PLACE["odd-momentum"]]
     reasons = {"large-epsilon", "odd-momentum"} if later else set()
     if any(one.kind == "updates-too-large" for one in later) and share_of(known.fact("written")) > 0.8:
         reasons.add("written-between-steps")  # such as a clipping of weights, which keeps them small
+    if any(one.kind in BY_SIZES for one in later):
+        reasons |= {"large-inputs", "large-initial-weights"}
     return [replace(one, severity="error") if one.kind in reasons else one for one in told]
 
 

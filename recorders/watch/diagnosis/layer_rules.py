@@ -133,10 +133,20 @@ def _why_nonfinite(known: Evidence) -> tuple[str, ...]:
 
 def why_rising(known: Evidence) -> tuple[str, ...]:
     """The likely causes of a loss that rises: too high a rate changes the weights much at once, an ascent begins gently."""
-    rate, loss = known.fact("rate"), known.loss
-    if len(rate) > 1 and rate[-1] > 9 * rate[0] > 0 and loss is not None and min(loss.finite) < 0.9 * loss.start():
+    gentle = not known.early_ratio > LOSS.early
+    fell = known.loss is not None and min(known.loss.finite) < 0.9 * known.loss.start()
+    if (gentle or fell) and _rises_late(known):
         return ("schedule", "rate-too-high")
-    return ("rate-too-high", "ascent") if known.early_ratio > LOSS.early else ("ascent", "rate-too-high")
+    return ("ascent", "rate-too-high") if gentle else ("rate-too-high", "ascent")
+
+
+def _rises_late(known: Evidence) -> bool:
+    """Whether the learning rate is many times that of the beginning, and still rose in the second half, as no warm-up does."""
+    rate, step = known.fact("rate"), known.fact("step")
+    if len(rate) < 2 or len(rate) != len(step) or not rate[-1] > 9 * rate[0] > 0:
+        return False
+    middle = next(one for one, at in zip(rate, step, strict=True) if at >= step[-1] / 2)
+    return rate[-1] > 3 * middle
 
 
 def never_ran(known: Evidence) -> Iterator[Finding]:

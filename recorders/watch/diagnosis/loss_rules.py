@@ -113,7 +113,8 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
         return (found.kind, "initialisation", "rate-too-low")
     trivial, course = trivial_loss(known), known.loss
     there = course is not None and math.isfinite(trivial) and course.end() < LOSS.near * trivial
-    if ratio < LOSS.slow / 4 or (ratio < LOSS.slow and (not there or _still_falls(known))):
+    falls = _still_falls(known)
+    if ratio < LOSS.slow / 4 or (ratio < LOSS.slow and not there) or (ratio < 2 * LOSS.slow and falls):
         return ("rate-too-low", "not-in-optimizer")
     target, output = only(known.target), only(known.outputs)
     below = known.loss is not None and known.loss.end() < LOSS.trivial * trivial_loss(known)  # where such a loss cannot come

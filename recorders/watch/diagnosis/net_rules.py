@@ -208,13 +208,41 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
 
 
 def _first_norm(course: Course, update: Course | None) -> float:
-    """The norm before the first step that was recorded, at least: it is read after it, and the step changed the weights."""
+    """The norm before the first step that was recorded: it is read after it, and what a step adds is nearly at right angles."""
     ratio = update.values[0] if update is not None and len(update) else 0.0
-    return course.values[0] / (1 + ratio) if len(course) and math.isfinite(ratio) else 0.0
+    return course.values[0] / math.hypot(1, ratio) if len(course) and math.isfinite(ratio) else 0.0
 
 
 def _fan_in(weight: Tensor) -> int:
     return max(weight[0].numel() if weight.ndim > 1 else 1, 1)
+
+
+def initial_tables(known: Evidence) -> Iterator[Finding]:
+    """An embedding that began far too large, or so much larger than one of as many items beside it that it drowns that."""
+    sizes: dict[str, float] = {}
+    tables = {name: module for name, module in known.modules.items() if isinstance(module, nn.Embedding)}
+    for name, module in tables.items():
+        course = known.weights.get(name, {}).get("weight")
+        if course is not None and module.weight.requires_grad:
+            sizes[name] = _first_norm(course, known.updates.get(name, {}).get("weight")) / math.sqrt(module.weight.numel())
+    for name, size in sizes.items():
+        if size > INITIAL.table:
+            what = f"its weights began with a typical size of {size:.3g}; PyTorch draws them with 1"
+            yield fault("large-initial-weights", name, what)
+            return
+        drowned = [
+            other
+            for other, little in sizes.items()
+            if 0 < INITIAL.drowns * little < size
+            and name.rpartition(".")[0] == other.rpartition(".")[0]
+            and tables[other].embedding_dim == tables[name].embedding_dim
+            and tables[other].num_embeddings >= tables[name].num_embeddings
+        ]
+        if drowned:
+            times = size / sizes[drowned[0]]
+            what = f"its weights began {times:.0f} times as large as those of {drowned[0]}, which has as many items or more"
+            yield fault("large-initial-weights", name, what)
+            return
 
 
 def overwritten(known: Evidence) -> Iterator[Finding]:
@@ -254,6 +282,7 @@ RULES = (
     wrong_normalisation,
     bottleneck,
     initial_sizes,
+    initial_tables,
     narrow,
     hidden_weights,
     dropouts_in_a_row,

@@ -175,7 +175,7 @@ def _first(known: Evidence, holds: Callable[[nn.Module], bool]) -> str:
 
 def gradient_sizes(known: Evidence) -> Iterator[Finding]:
     """The norm of all gradients: constant and tiny if they are clipped, tiny from the start if the loss is scaled down."""
-    courses = [course.values for course in _all(known.gradients)]
+    courses = {tuple(course.values) for course in _all(known.gradients)}  # weights that layers share have one gradient
     totals = [math.sqrt(math.fsum(value * value for value in at)) for at in zip(*courses, strict=False)] if courses else []
     totals = [total for total in totals if total > 0 and math.isfinite(total)]
     if len(totals) < LEAST:
@@ -221,22 +221,28 @@ def weight_decay(known: Evidence) -> Iterator[Finding]:
     if not decay:
         return
     if any(known.fact("coupled")):
-        pairs = [
-            (course.values[at], gradient.values[at])
-            for layer, courses in known.weights.items()
-            for path, course in courses.items()
-            if "bias" not in path and (gradient := known.gradients.get(layer, {}).get(path)) is not None
-            for at in range(min(len(course), len(gradient), LEAST))
-        ]
-        shares = [decay * weight / max(gradient, 1e-30) for weight, gradient in pairs if math.isfinite(weight + gradient)]
-        if shares and median(shares) > DECAYS.of_gradient:
-            what = f"the weight decay of {decay:g} adds {median(shares):.0f} times as much to a typical gradient as the loss does"
+        first, late = _decay_of_gradients(known, decay, slice(LEAST)), _decay_of_gradients(known, decay, slice(-LEAST, None))
+        if first > DECAYS.of_gradient or (decay >= DECAYS.much and late > 1):
+            what = f"the weight decay of {decay:g} adds {max(first, late):.2g} times as much to a typical gradient as the loss does"
             yield fault("strong-weight-decay", "optimizer", what)
     else:
         rate = max(known.fact("rate"), default=0.0)
         if rate * decay > DECAYS.of_weights:
             what = f"each step takes {rate * decay:.2%} off the weights: a weight decay of {decay:g} at a learning rate of {rate:g}"
             yield fault("strong-weight-decay", "optimizer", what)
+
+
+def _decay_of_gradients(known: Evidence, decay: float, steps: slice) -> float:
+    """How many times as much as the loss a decay adds to a typical gradient in some of the steps recorded; 0 if not known."""
+    pairs = [
+        (weight, gradient)
+        for layer, courses in known.weights.items()
+        for path, course in courses.items()
+        if "bias" not in path and (of_loss := known.gradients.get(layer, {}).get(path)) is not None and len(of_loss) == len(course)
+        for weight, gradient in zip(course.values[steps], of_loss.values[steps], strict=True)
+    ]
+    shares = [decay * weight / max(gradient, 1e-30) for weight, gradient in pairs if math.isfinite(weight + gradient)]
+    return median(shares) if shares else 0.0
 
 
 def weight_sizes(known: Evidence) -> Iterator[Finding]:
