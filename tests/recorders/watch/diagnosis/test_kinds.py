@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -239,6 +240,89 @@ def a_mean_within_one(setup: Setup) -> None:
     setup.loss = lambda output, y: ((y - output[0]) ** 2 / output[1] ** 2 / 2 + output[1].log()).mean()
 
 
+def decay_as_much_as_the_gradient(setup: Setup) -> None:
+    setup.options, setup.steps = {"weight_decay": 0.3}, 130
+
+
+def rate_that_rises_late(setup: Setup) -> None:
+    """There is nothing to learn, so that the loss does not fall before."""
+
+    def rise(step: int, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = setup.rate * 30 ** (4 * step // setup.steps)
+
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0], batch(step + 1)[1])  # type: ignore[method-assign]
+    setup.before, setup.steps, setup.rate = rise, 130, 3e-4
+
+
+def scaled(setup: Setup, times: float, plus: float) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (times * batch(step)[0] + plus, batch(step)[1])  # type: ignore[method-assign]
+
+
+def a_loss_that_still_falls(setup: Setup) -> None:
+    """There is much noise to see through, at a rate that is too low for the steps there are."""
+
+    def noisy(step: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        y = torch.randint(4, (32,), generator=generator)
+        return setup.centres[y] / 5 + torch.randn(32, FEATURES, generator=generator), y
+
+    setup.batch, setup.rate, setup.steps = noisy, 8e-4, 110  # type: ignore[method-assign]
+
+
+class Words(nn.Module):
+    """Says of which kind the words at four places are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(64, 16), nn.Embedding(16, 16)
+        self.body = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self.words(x).mean(1) + self.places(torch.arange(4)).mean(0))
+
+
+def of_words(setup: Setup, words: float, places: float) -> None:
+    """Each table begins with weights of this spread."""
+    batch = setup.batch
+
+    def read(step: int) -> tuple[Tensor, Tensor]:
+        _, y = batch(step)
+        return 16 * y[:, None] + torch.randint(16, (len(y), 4), generator=torch.Generator().manual_seed(step)), y
+
+    setup.net, setup.batch = Words(), read  # type: ignore[method-assign]
+    nn.init.normal_(setup.net.words.weight, std=words)
+    nn.init.normal_(setup.net.places.weight, std=places)
+
+
+class Tied(nn.Module):
+    """Its last layer has the weight of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.first(x).relu())
+
+
+def tied_and_clipped(setup: Setup) -> None:
+    setup.net, setup.optimizer = Tied(), torch.optim.SGD
+    setup.loss = lambda output, y: nn.functional.cross_entropy(output[:, :4], y)
+    parameters, came = [*setup.net.parameters()], [0]
+
+    def clip(parameter: nn.Parameter) -> None:
+        came[0] += 1
+        if came[0] % len(parameters) == 0:  # after the last of them
+            nn.utils.clip_grad_norm_(parameters, 1e-6)
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(clip)
+
+
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "(net)", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
@@ -257,6 +341,13 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a layer that is made anew": (every(30, first_layer_made_anew), ("foreign-parameters", "optimizer", "stale-optimizer")),
     "weights that are clipped in each step": (clipped_weights, ("written-between-steps", "(net)", "weights-overwritten")),
     "a mean within one": (a_mean_within_one, ("unreachable-target", "mean.1", "output-activation")),
+    "a decay as much as the gradient": (decay_as_much_as_the_gradient, ("strong-weight-decay", "optimizer", "weight-decay")),
+    "a rate that rises late": (rate_that_rises_late, ("loss-rises", "loss", "schedule")),
+    "a loss that still falls": (a_loss_that_still_falls, ("loss-does-not-fall", "loss", "rate-too-low")),
+    "inputs with an offset": (partial(scaled, times=30.0, plus=1e5), ("large-inputs", "inputs", "inputs-not-normalised")),
+    "a large embedding": (partial(of_words, words=5.0, places=1.0), ("large-initial-weights", "words", "initialisation")),
+    "places that drown words": (partial(of_words, words=0.02, places=1.0), ("large-initial-weights", "places", "initialisation")),
+    "gradients of tied weights that are clipped": (tied_and_clipped, ("clipped", "optimizer", "clipping")),
     "a loss without a least value": (endless, ("unreachable-target", "5", "target-scale")),
 }
 """By name, what is planted, and kind, place and cause of one of the first three findings."""
@@ -277,6 +368,12 @@ def test_odd_options_are_told_before_the_errors_that_they_explain() -> None:
     first, *others = setup.run()
     assert (first.kind, first.severity) == ("odd-momentum", "error")
     assert any(one.severity == "error" for one in others)
+
+
+def test_large_inputs_are_told_before_the_errors_that_they_explain() -> None:
+    setup = planted("")
+    scaled(setup, 1e4, 0.0)
+    assert [(one.kind, one.severity) for one in setup.run()[:2]] == [("large-inputs", "error"), ("high-initial-loss", "error")]
 
 
 # What people do on purpose
