@@ -144,8 +144,7 @@ def scores() -> str:
             alarms, of = one["false alarms"], one["healthy"]
             rows.append(_scored(f"{part}{how}", f"{one['programs']}", one["all"], f"{alarms} of {of}"))
             if file == "diagnosis" and part == "held out":
-                named = ("optimisation", "architecture", "data", "state")
-                rows += [_scored(f"{part}, faults of {name}", "", one[name], "") for name in named]
+                rows += [_scored(f"{part}, {name}", "", one[key], "") for key, name in KINDS_OF_FAULTS.items()]
     for name, one in _result("diagnosis_variants").get("summary", {}).items():
         rows.append((name, "", "", "", "", "", f"{one['false alarms']} of {one['healthy']}"))
     lines = [_table(head, rows), "", *_by_severity()]
@@ -165,13 +164,19 @@ def scores() -> str:
 
 def _by_severity() -> Iterator[str]:
     """How many healthy trainings of the benchmark had an error, and how many a warning, at their end."""
-    healthy = [row for rows in _result("diagnosis").get("told", {}).values() for row in rows if not row["fault"]]
+    healthy = [row for row in _trainings() if not row["fault"]]
     ends = [{one[3] for one in row["told"][max(row["told"], key=int)]} for row in healthy if row["told"]]
     counts = {severity: sum(severity in end for end in ends) for severity in ("error", "warning")}
     told = f"{counts['error']} had an error at their end, and {counts['warning']} a warning"
     yield f"By severity: of the {len(healthy)} healthy trainings of the programs and beside them {told}."
 
 
+KINDS_OF_FAULTS = {
+    "general": "faults of any training",
+    "own": "faults of one program",
+    **{name: f"faults of {name}" for name in ("optimisation", "architecture", "data", "state")},
+}
+"""By key of the results of `python -m benchmarks.diagnosis`, what the faults are."""
 DEFORM = {
     "ours": "ours",
     "published": "DEFault++",
@@ -228,10 +233,16 @@ def _made() -> dict[str, dict[str, Any]]:
     return _result("findings_pictures")
 
 
+def _trainings() -> Iterable[dict[str, Any]]:
+    """Of the benchmark, each training once: two parts have the same healthy ones."""
+    several = [row for rows in _result("diagnosis").get("told", {}).values() for row in rows]
+    return {(row["program"], row["fault"], row["seed"]): row for row in several}.values()
+
+
 def _counted() -> dict[str, tuple[int, int, int]]:
     """Of the benchmark, by kind: faulty trainings that had it, those whose cause it named, and healthy ones that had it."""
     counts: dict[str, list[int]] = {}
-    for row in (row for rows in _result("diagnosis").get("told", {}).values() for row in rows):
+    for row in _trainings():
         last = row["told"][max(row["told"], key=int)] if row["told"] else []
         for kind, causes in {kind: causes for kind, _, causes, *_ in reversed(last)}.items():
             told = counts.setdefault(kind, [0, 0, 0])

@@ -44,6 +44,8 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
 }
 """The trainings of each part."""
 CATEGORIES = ("optimisation", "architecture", "data", "state")
+KINDS = ("own", "general")
+"""Faults of one program, and those that are planted into any."""
 
 
 def that_count(found: Sequence[Row]) -> list[Row]:
@@ -76,12 +78,17 @@ def summary(found: Sequence[Row]) -> dict[str, Any]:
     return {
         "all": shares(faulty),
         **{category: shares([row for row in faulty if row.category == category]) for category in CATEGORIES},
+        **{kind: shares([row for row in faulty if _is_own(row) == (kind == "own")]) for kind in KINDS},
         "healthy": len(healthy),
         "false alarms": sum(bool(row.found) for row in healthy),
         "false alarms at any step": sum(any(row.told.values()) for row in healthy),
         "steps until found, median": median(steps) if steps else None,
         "programs": len({row.program for row in found}),
     }
+
+
+def _is_own(row: Row) -> bool:
+    return row.fault in program_of(row.program).faults
 
 
 def lines(name: str, scores: dict[str, Any]) -> Iterator[str]:
