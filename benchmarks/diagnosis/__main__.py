@@ -78,7 +78,7 @@ def summary(found: Sequence[Row]) -> dict[str, Any]:
     return {
         "all": shares(faulty),
         **{category: shares([row for row in faulty if row.category == category]) for category in CATEGORIES},
-        **{kind: shares([row for row in faulty if _is_own(row) == (kind == "own")]) for kind in KINDS},
+        **{kind: shares(several) for kind in KINDS if (several := [row for row in faulty if _kind_of(row) == kind])},
         "healthy": len(healthy),
         "false alarms": sum(bool(row.found) for row in healthy),
         "false alarms at any step": sum(any(row.told.values()) for row in healthy),
@@ -87,8 +87,8 @@ def summary(found: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _is_own(row: Row) -> bool:
-    return row.fault in program_of(row.program).faults
+def _kind_of(row: Row) -> str:
+    return "own" if row.fault in program_of(row.program).faults else "general"
 
 
 def lines(name: str, scores: dict[str, Any]) -> Iterator[str]:

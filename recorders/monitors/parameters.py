@@ -249,7 +249,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
         super().__init__(reducer, attr, module, **options)
         together = together_of(self)
         if together is not None and type(self).operands is Monitor.operands and not self.given:
-            self.reading = Reading(CHANGE, _values, together)
+            self.reading = Reading(CHANGE, as_they_are, together)
             self._stackable = row_parts(self.reducer, numbers=True) is not None
 
     def deregister(self) -> Monitor:
@@ -360,11 +360,11 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
             raise TargetError(f"{whose} no numbers as {self.key!r} {where}, but {value!r:.100}") from error
 
 
-def _values(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+def as_they_are(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
     return parameters
 
 
-_VALUES = Reading(VALUES, _values)
+_VALUES = Reading(VALUES, as_they_are)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from recorders.capture.operands import is_spread
 from recorders.watch.diagnosis.batches import LABELS
-from recorders.watch.diagnosis.evidence import BatchCourse, Evidence
-from recorders.watch.diagnosis.limits import LOSS
+from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
+from recorders.watch.diagnosis.limits import LOSS, MOVED
 from recorders.watch.overview import Layer
 
 __all__ = [
     "LATE",
     "LEAST",
+    "Moved",
     "as_many",
     "blind_loss",
     "classes_of",
@@ -24,10 +26,12 @@ __all__ = [
     "is_readable",
     "last_layer",
     "may_broadcast",
+    "moved_between",
     "only",
     "output_row",
     "share_of",
     "trivial_loss",
+    "written",
 ]
 
 LEAST = 10
@@ -128,3 +132,42 @@ def trivial_loss(known: Evidence) -> float:
     squares = [(one - other) ** 2 + std**2 + spread**2 for (one, other), (std, spread) in zip(means, spreads, strict=False)]
     near = [0.6 * square < loss < 1.6 * square for loss, square in zip(known.loss.values, squares[:3], strict=False)]
     return blind if squares and all(near) and 0.8 * squares[0] < known.loss.values[0] < 1.25 * squares[0] else math.nan
+
+
+class Moved(NamedTuple):
+    """Between which steps weights changed.
+
+    Attributes:
+        at: for each pair of steps in a row that were recorded, 1 if any weights were not what the first one left, else 0.
+        layers: those whose weights were not.
+    """
+
+    at: list[float]
+    layers: list[str]
+
+
+def moved_between(known: Evidence) -> Moved:
+    """Between which steps weights changed, by their norms after one step and before the next."""
+    steps: dict[float, list[float]] = {}
+    for number, step in zip(known.fact("optimizer"), known.fact("step"), strict=False):
+        steps.setdefault(number, []).append(step)
+    found, layers = dict[float, float](), list[str]()
+    for layer, courses in known.before.items():
+        for path, course in courses.items():
+            before, after = course.values, known.weights.get(layer, {}).get(path, Course([])).values
+            at = next((one for one in steps.values() if len(one) == len(before) == len(after)), None)
+            if at is None or before == after:  # of a step with a closure both are read after it
+                continue
+            for place in range(1, len(at)):
+                if at[place] == at[place - 1] + 1:
+                    moved = abs(before[place] - after[place - 1]) > MOVED * after[place - 1]
+                    found[at[place]] = max(found.get(at[place], 0.0), float(moved))
+                    if moved and layer not in layers:
+                        layers.append(layer)
+    return Moved([found[step] for step in sorted(found)], layers)
+
+
+def written(known: Evidence) -> list[float]:
+    """Of steps, 1 if weights were written to since the step before, else 0."""
+    facts, moved = known.fact("written"), moved_between(known).at
+    return moved if sum(moved) > sum(facts) else facts

@@ -128,8 +128,8 @@ class Evidence:
         inputs, outputs, target: the batches of the net, by the path of the leaf.
         steps: by name of a fact the values at each step that was recorded; see `FACTS`. None if no step was.
         inference: the share of dropouts and the like that were in training mode while gradients were off; NaN if not known.
-        gradients, updates, weights: by layer and name of the parameter, the norm of its gradient at each step, the norm of the
-            change over that of the weights, and the norm of the weights.
+        gradients, updates, weights, before: by layer and name of the parameter, the norm of its gradient at each step, the norm
+            of the change over that of the weights, and the norm of the weights after the step, and before it.
         differing: by layer, what ranks should have recorded alike and did not.
         compared: by class of the monitor, the number of tensors of which copies of several ranks were compared.
         elsewhere: the number of steps of any optimizers of the process; only a recorder knows it.
@@ -147,6 +147,7 @@ class Evidence:
     gradients: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     updates: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
+    before: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     differing: Mapping[str, Sequence[Differing]] = field(default_factory=dict)
     compared: Mapping[str, int] = field(default_factory=dict)
     elsewhere: int = 0
@@ -193,7 +194,7 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
     names = layer_names(parts)
     ranks = max((len(part.ranks) for part in parts.values()), default=0) or 1
     found: dict[str, Any] = {"inputs": {}, "outputs": {}, "target": {}, "gradients": {}, "updates": {}, "weights": {}}
-    found |= {"differing": {}, "compared": {}}
+    found |= {"before": {}, "differing": {}, "compared": {}}
     for name, part in parts.items():
         group = name.partition("/")[0]
         if part.copies:
@@ -217,7 +218,7 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
             found[role][names[name]] = {path: course for path, course in courses.items() if course is not None}
     if found["differing"] and found.get("steps") is not None:  # then there is a course of each copy, one after another
         most = len(found["steps"]["step"])
-        for role in ("gradients", "updates", "weights"):
+        for role in ("gradients", "updates", "weights", "before"):
             for layer, courses in found[role].items():
                 found[role][layer] = {path: Course(course.values[:most]) for path, course in courses.items()}
     if isinstance(recorded, Recorder):
@@ -230,6 +231,7 @@ _COURSES = {
     "ParameterGradientMonitor": ("gradients", "size"),
     "ParameterUpdateMonitor": ("updates", "course"),
     "ParameterMonitor": ("weights", ""),
+    "PreStepParameterMonitor": ("before", ""),
 }
 """By class of the monitor, which courses it records, and under which name in its result."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recorders.watch.diagnosis.asked import share_of
+from recorders.watch.diagnosis.asked import share_of, written
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding
 
@@ -127,8 +127,8 @@ def _with_reasons(told: Sequence[Finding], known: Evidence) -> list[Finding]:
     """What may be meant is an error if something went wrong that it explains: odd options, large numbers, weights written to."""
     later = [one for one in told if one.severity == "error" and _PLACE[one.kind] > _PLACE["odd-momentum"]]
     reasons = {"large-epsilon", "odd-momentum"} if later else set()
-    if any(one.kind == "updates-too-large" for one in later) and share_of(known.fact("written")) > 0.8:
-        reasons.add("written-between-steps")  # such as a clipping of weights, which keeps them small
+    if any(one.kind == "updates-too-large" or one.kind in LOSSES for one in later) and share_of(written(known)) > 0.8:
+        reasons.add("written-between-steps")  # such as a clipping of weights that keeps them small
     if any(one.kind in BY_SIZES for one in later):
         reasons |= {"large-inputs", "large-initial-weights"}
     return [replace(one, severity="error") if one.kind in reasons else one for one in told]

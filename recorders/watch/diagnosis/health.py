@@ -9,14 +9,16 @@ from torch import Tensor, nn
 
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
 from recorders.monitors.gradients import BackwardMonitor
-from recorders.monitors.parameters import ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
+from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.parameters import ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, as_they_are
 from recorders.recorder.recorder import Recorder
+from recorders.schedule.table import GRADIENTS, Reading
 from recorders.watch.diagnosis.batches import rows_of
 from recorders.watch.diagnosis.steps import Early, StepMonitor, share_in_mode
 from recorders.watch.lenses.health import update_ratio
 from reducers import Activity, Collect, FirstNonfinite, Idle, Mean, Norm, PerObservation, Product, Summary
 
-__all__ = ["NetInputMonitor", "NetOutputMonitor", "health"]
+__all__ = ["NetInputMonitor", "NetOutputMonitor", "PreStepParameterMonitor", "health"]
 
 
 class NetInputMonitor(ForwardInputMonitor):
@@ -47,6 +49,26 @@ class NetOutputMonitor(ForwardMonitor):
     of_net = True
 
 
+class PreStepParameterMonitor(ModuleParameterMonitor):
+    """Records the values that each optimizer step changes, right before it. Operands: value.
+
+    A step with a closure is read after it, as its gradients are.
+
+    >>> from reducers import Last
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> monitor = PreStepParameterMonitor(Last(), "weight", layer)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    >>> layer(torch.ones(1, 1)).sum().backward()
+    >>> weight = layer.weight.detach().clone()
+    >>> optimizer.step()
+    >>> bool(monitor.peek() == weight), bool(monitor.peek() == layer.weight)
+    (True, False)
+    """
+
+    operand_names = ("value",)
+    reading = Reading(GRADIENTS, as_they_are)
+
+
 def health(first: int = 24, every: int = 128) -> Recorder:
     """A recorder of what `findings` examines: outputs, gradients and updates of each layer, inputs, steps, and what you push.
 
@@ -74,16 +96,17 @@ def health(first: int = 24, every: int = 128) -> Recorder:
         `idle`, those of `Idle`; `first`, int64, the first observation with a number that is not finite, or -1. Of
         `gradient/layer`, those of `Summary`, 0-d. For each parameter of `weights/layer`, which are gradients: `spread`, those of
         `Summary`, and `size`, [steps], their norms. For each of `update/layer`: `ratio`, those of `Summary` of the norm of a
-        change over that of the parameter, and `course`, [steps], that ratio at each step. For each of `size/layer`: [steps],
-        norms of the parameter. Of the whole net: `inputs`, `outputs` and `target`, [batches, 76], what each batch was like;
-        `steps`, [steps, 21], facts of each optimizer step; `inference`, the share of dropouts and the like that were in training
-        mode while gradients were off; `loss`, with `spread`, those of `Summary`, and `course`, [steps], each value pushed.
+        change over that of the parameter, and `course`, [steps], that ratio at each step. For each of `size/layer` and of
+        `before/layer`: [steps], norms of the parameter after each step, and before it. Of the whole net:
+        `inputs`, `outputs` and `target`, [batches, 76], what each batch was like; `steps`, [steps, 22], facts of each optimizer
+        step; `inference`, the share of dropouts and the like that were in training mode while gradients were off; `loss`, with
+        `spread`, those of `Summary`, and `course`, [steps], each value pushed.
 
     Raises:
         TypeError: an argument is no number of steps.
 
     >>> sorted(health().modules(nn.Linear(2, 1)))
-    ['gradient', 'inference', 'inputs', 'loss', 'output', 'outputs', 'size', 'steps', 'target', 'update', 'weights']
+    ['before', 'gradient', 'inference', 'inputs', 'loss', 'output', 'outputs', 'size', 'steps', 'target', 'update', 'weights']
     """
     for name, steps in (("first", first), ("every", every)):
         if not isinstance(steps, int):
@@ -99,6 +122,7 @@ def health(first: int = 24, every: int = 128) -> Recorder:
         weights=ParameterGradientMonitor(Product(spread=Summary(), size=PerObservation(Norm(), Collect())), **chosen),
         update=ParameterUpdateMonitor(Product(ratio=Summary(), course=Collect()), op_=update_ratio, **chosen),
         size=ParameterMonitor(PerObservation(Norm(), Collect()), **chosen),
+        before=PreStepParameterMonitor(PerObservation(Norm(), Collect()), **chosen),
         inputs=NetInputMonitor(Collect(), eval_update=False, phase="grad", op_=rows_of, **chosen),
         outputs=NetOutputMonitor(Collect(), eval_update=False, phase="grad", op_=rows_of, **chosen),
         inference=NetInputMonitor(Mean(), train_update=False, phase="grad", op_=_training_share, **chosen),

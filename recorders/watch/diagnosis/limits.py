@@ -365,6 +365,9 @@ class ProbeLimits(NamedTuple):
 
 PROBE = ProbeLimits()
 
+MOVED = 1e-5
+"""The change of a norm, relative to it, from which on weights were written to: the same weights have the same norm. It is ours."""
+
 SHRUNK = 0.2
 """The share of their first norm below which weights have shrunk away."""
 

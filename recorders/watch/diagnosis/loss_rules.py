@@ -17,6 +17,7 @@ from recorders.watch.diagnosis.asked import (
     only,
     share_of,
     trivial_loss,
+    written,
 )
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, Severity, fault
@@ -105,7 +106,7 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
     ratio, own = known.ratio, [layer.trained for layer in known.layers if layer.has_weights and layer.trained is not None]
     if own and share_of([not trained for trained in own]) > 0.5:
         return ("frozen", "not-in-optimizer")
-    if sum(known.fact("written")) >= 2:
+    if sum(written(known)) >= 2:
         return ("weights-overwritten", "rate-too-high")
     if ratio > LOSS.fast or known.early_ratio > LOSS.early:
         return ("rate-too-high", "initialisation")

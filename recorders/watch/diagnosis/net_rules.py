@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders.watch.diagnosis.asked import LEAST, classes_of, is_readable
-from recorders.watch.diagnosis.evidence import Course, Evidence
+from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
 from recorders.watch.diagnosis.probe.copied import OF_MODULES
@@ -192,10 +192,9 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
     for name in order:
         module, hidden = modules[name], name != order[-1]
         for path, parameter in module.named_parameters(recurse=False):
-            course = known.weights.get(name, {}).get(path)
-            if course is None or id(parameter) in embedded or not parameter.requires_grad:
+            if id(parameter) in embedded or not parameter.requires_grad:
                 continue
-            size = _first_norm(course, known.updates.get(name, {}).get(path)) / math.sqrt(max(parameter.numel(), 1))
+            size = _first_size(known, name, path, parameter)
             if parameter.ndim > 1:
                 gain = size * math.sqrt(_fan_in(parameter))
                 if gain > (INITIAL.gain if hidden else INITIAL.last):
@@ -207,10 +206,11 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
                 return
 
 
-def _first_norm(course: Course, update: Course | None) -> float:
-    """The norm before the first step that was recorded: it is read after it, and what a step adds is nearly at right angles."""
-    ratio = update.values[0] if update is not None and len(update) else 0.0
-    return course.values[0] / math.hypot(1, ratio) if len(course) and math.isfinite(ratio) else 0.0
+def _first_size(known: Evidence, name: str, path: str, parameter: Tensor) -> float:
+    """The root mean square before the first step that was recorded; 0 if it is not known."""
+    course = known.before.get(name, {}).get(path)
+    norm = course.values[0] if course is not None and len(course) else 0.0
+    return norm / math.sqrt(max(parameter.numel(), 1)) if math.isfinite(norm) else 0.0
 
 
 def _fan_in(weight: Tensor) -> int:
@@ -222,9 +222,8 @@ def initial_tables(known: Evidence) -> Iterator[Finding]:
     sizes: dict[str, float] = {}
     tables = {name: module for name, module in known.modules.items() if isinstance(module, nn.Embedding)}
     for name, module in tables.items():
-        course = known.weights.get(name, {}).get("weight")
-        if course is not None and module.weight.requires_grad:
-            sizes[name] = _first_norm(course, known.updates.get(name, {}).get("weight")) / math.sqrt(module.weight.numel())
+        if module.weight.requires_grad:
+            sizes[name] = _first_size(known, name, "weight", module.weight)
     for name, size in sizes.items():
         if size > INITIAL.table:
             what = f"its weights began with a typical size of {size:.3g}; PyTorch draws them with 1"

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from torch import nn
 
-from recorders.watch.diagnosis.asked import LEAST, share_of
+from recorders.watch.diagnosis.asked import LEAST, Moved, moved_between, share_of
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import (
@@ -118,16 +118,27 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
     if known.steps is None:
         return
     found, each = [], [*zip(known.steps["optimizer"].values, known.steps["written"].values, strict=True)]
-    for optimizer in sorted({number for number, _ in each}):
-        written = [value for number, value in each if number == optimizer and math.isfinite(value)]
+    moved = moved_between(known)
+    where, which = _moved_layer(known, moved)
+    several = [[value for number, value in each if number == optimizer] for optimizer in sorted({number for number, _ in each})]
+    for values in [moved.at, *several]:
+        written = [value for value in values if math.isfinite(value)]
         if sum(written) < 2:
             continue
-        what = f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before"
+        what = f"in {sum(written):.0f} of {len(written)} steps {which} were written to since the step before"
         # In each step it is meant, as the clipping of weights is. Averages that are put in their place to evaluate do no harm.
         seldom, early = share_of(written) < 0.8, sum(written[: Early().first]) >= 2
         harm = early or (known.loss is not None and times_thrown_back(known.loss) >= 2)
-        found.append(fault("written-between-steps", "(net)", what, severity="warning" if seldom and harm else "notice"))
+        found.append(fault("written-between-steps", where, what, severity="warning" if seldom and harm else "notice"))
     yield from sorted(found, key=lambda one: one.severity == "notice")[:1]
+
+
+def _moved_layer(known: Evidence, moved: Moved) -> tuple[str, str]:
+    """The first layer whose weights are not what the step before left, if those of most are; else "(net)"; and which, in words."""
+    if not moved.layers or 2 * len(moved.layers) > len(known.before):
+        return "(net)", "the weights"
+    more = f" and {len(moved.layers) - 1} more layers" if len(moved.layers) > 1 else ""
+    return moved.layers[0], f"the weights of {moved.layers[0]}{more}"
 
 
 def times_thrown_back(course: Course) -> int:

@@ -118,7 +118,7 @@ def test_outputs_and_parameters_are_reduced_together() -> None:
     codec = next(iter(rings)).codec
     assert isinstance(codec, PartialStates)
     assert len(codec.new_memory(2) or ()) == 2  # of the four statistics three read the same columns
-    for group in ("weights", "update", "size"):
+    for group in ("weights", "update", "size", "before"):
         assert {type(each) for each in recorder[f"{group}/0"].buffer.stored.pending.values()} == {LeafRow}, group
 
 
@@ -147,7 +147,7 @@ def test_norms_and_updates_of_each_step_are_those_computed_by_hand() -> None:
     recorder, weight = training.recorder, training.net[0].weight
     assert recorder is not None
     assert isinstance(weight, nn.Parameter)
-    sizes, gradients, updates = [], [], []
+    sizes, gradients, updates, befores = [], [], [], []
     for step in range(70):  # more than a log puts together at once
         recorder.clock.step = 5
         weight.requires_grad_(step % 3 != 1)  # then it has no gradient, and does not change
@@ -157,9 +157,12 @@ def test_norms_and_updates_of_each_step_are_those_computed_by_hand() -> None:
             gradients.append(weight.grad.norm())
         updates.append((weight.detach() - before).norm() / before.norm())
         sizes.append(weight.detach().norm())
+        befores.append(before.norm())
     found = recorder["weights/0"].leaves()["weight"]["size"], recorder["size/0"].leaves()["weight"]
     torch.testing.assert_close(found[0].float(), torch.stack(gradients), check_dtype=False)
     torch.testing.assert_close(found[1].float(), torch.stack(sizes), check_dtype=False)
+    assert recorder["before/0"].leaves()["weight"][1:].equal(found[1][:-1])  # to the bit, by which writes between steps are told
+    torch.testing.assert_close(recorder["before/0"].leaves()["weight"].float(), torch.stack(befores), check_dtype=False)
     torch.testing.assert_close(recorder["update/0"].leaves()["weight"]["course"], torch.stack(updates), rtol=1e-5, atol=1e-7)
     assert recorder["update/0"].leaves()["weight"]["ratio"]["count"] == 70
 

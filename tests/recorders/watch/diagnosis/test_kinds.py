@@ -213,6 +213,16 @@ def clipped_weights(setup: Setup) -> None:
     setup.before = clip
 
 
+def clipped_data(setup: Setup) -> None:
+    """As `clipped_weights`, by a way that PyTorch does not count."""
+    setup.rate, setup.steps = 3e-2, 130
+    setup.before = lambda step, optimizer: [weight.data.clamp_(-0.01, 0.01) for weight in setup.net.parameters()] and None
+
+
+def one_layer_begins_anew(setup: Setup) -> None:
+    nn.init.normal_(setup.net[3].weight.data)  # type: ignore[index]
+
+
 def betas_the_wrong_way_round(setup: Setup) -> None:
     setup.options, setup.rate, setup.steps = {"betas": (0.999, 0.9)}, 1.0, 130
 
@@ -340,6 +350,8 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a net that is frozen for a look": (every(30, frozen_for_a_look), ("frozen", "optimizer", "frozen")),
     "a layer that is made anew": (every(30, first_layer_made_anew), ("foreign-parameters", "optimizer", "stale-optimizer")),
     "weights that are clipped in each step": (clipped_weights, ("written-between-steps", "(net)", "weights-overwritten")),
+    "weights that are clipped by their data": (clipped_data, ("written-between-steps", "(net)", "weights-overwritten")),
+    "one layer, by its data": (every(7, one_layer_begins_anew), ("written-between-steps", "3", "weights-overwritten")),
     "a mean within one": (a_mean_within_one, ("unreachable-target", "mean.1", "output-activation")),
     "a decay as much as the gradient": (decay_as_much_as_the_gradient, ("strong-weight-decay", "optimizer", "weight-decay")),
     "a rate that rises late": (rate_that_rises_late, ("loss-rises", "loss", "schedule")),
