@@ -96,7 +96,7 @@ def of_ranks(recordings: list[Recording]) -> Recording:
         copy = Placement(rank, shared=True)
         parts = {
             name: replace(part, placement=dict.fromkeys(part.states, copy))
-            if part.monitor.startswith(("Parameter", "Step"))
+            if part.monitor.startswith(("Parameter", "PreStep", "Step"))
             else part
             for name, part in recording.items()
         }

@@ -9,7 +9,9 @@ from recorders.recordings.distributed.differing import Differing
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 
+_BEFORE = "value before the step"
 _ROLES = {
+    "PreStepParameterMonitor": _BEFORE,
     "ParameterGradientMonitor": "gradient",
     "ParameterUpdateMonitor": "update",
     "OptimizerStateMonitor": "optimizer state",
@@ -56,7 +58,7 @@ def _shown(one: Differing) -> str:
     role, of = _role(one)
     if not role:
         return f"what {one.monitor} recorded{f' of {of}' if of else ''}"
-    return of if role == "value" else f"the {role} of {of}"
+    return of if role == "value" else f"{of} before the step" if role == _BEFORE else f"the {role} of {of}"
 
 
 def _step(known: Evidence, observation: int | None) -> int | None:
@@ -72,6 +74,10 @@ def _causes(known: Evidence, observation: int | None, together: Sequence[tuple[s
     if observation is None:
         return ()
     roles = {_role(one)[0] for _, one in together}
+    if _BEFORE in roles:  # gradients differ because of it, if no step was left out
+        last, now = (None if at < 0 else _step(known, at) for at in (observation - 1, observation))
+        if observation == 0 or (last is not None and now == last + 1):
+            together, roles = [pair for pair in together if _role(pair[1])[0] == _BEFORE], {_BEFORE}
     tensors = {(layer, _role(one)[1]) for layer, one in together}
     if observation > 0 and len(tensors) == 1 and max(known.compared.values(), default=1) > 1:
         return "silent-corruption", "changed-on-one-rank", "not-reduced"
@@ -79,7 +85,7 @@ def _causes(known: Evidence, observation: int | None, together: Sequence[tuple[s
         return ("not-reduced", "ranks-start-apart") if observation == 0 else ("not-reduced", "silent-corruption")
     if observation == 0:
         return "ranks-start-apart", "not-reduced"
-    if "ParameterGradientMonitor" in known.compared:  # gradients are equal, so the ranks do reduce them
+    if roles == {_BEFORE} or "ParameterGradientMonitor" in known.compared:  # gradients are equal, so the ranks do reduce them
         return "changed-on-one-rank", "silent-corruption"
     return ()
 

@@ -163,7 +163,7 @@ def healthy(place: Place) -> Any:
 
 
 def test_a_healthy_training_of_several_ranks_has_no_finding(world: World) -> None:
-    assert alike(world.run(healthy)) == ([], ["copies of ranks: 10 of 29"])
+    assert alike(world.run(healthy)) == ([], ["copies of ranks: 13 of 32"])
 
 
 # Faults of one rank
@@ -226,15 +226,16 @@ def test_a_rank_that_skips_an_all_reduce_is_named_with_the_step_and_the_paramete
     assert found.cause == "not-reduced"
     assert {one.ranks for one in differing} == {(1,)}
     if kind != "fingerprints":  # which lists parameters as they are before each step
-        assert {one.observation for one in differing} == {3}
+        assert {one.observation for one in differing if not one.name.startswith("before")} == {3}
+        assert {one.observation for one in differing if one.name.startswith("before")} <= {4}  # what that step made of them
         assert {(one.name[-1], one.leaf) for one in differing} == {(a, b) for a in "02" for b in ("weight", "bias")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bit_that_flips_on_one_rank_is_named_with_the_step_and_the_parameter(world: World, kind: str, tmp_path: Path) -> None:
     found, differing = only(world.run(faulty, "flips", 2, kind, str(tmp_path / "run")))
-    of, since = "the update of " if kind == "health" else "", ", from observation 2 on" if kind == "digests" else ""
-    assert found.what == f"{of}weight differs on rank 2, unlike ranks 0 and 1{since}"
+    when, since = " before the step" if kind == "health" else "", ", from observation 2 on" if kind == "digests" else ""
+    assert found.what == f"weight{when} differs on rank 2, unlike ranks 0 and 1{since}"
     assert (found.layer, found.since, found.cause) == ("2", None if kind == "digests" else 2, "silent-corruption")
     assert {(one.name[-1], one.ranks) for one in differing} == {("2", (2,))}
 

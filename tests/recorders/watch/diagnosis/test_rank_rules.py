@@ -12,6 +12,7 @@ from recorders.watch.diagnosis.steps import FACTS
 from reducers import Collect
 
 GRADIENT, VALUE, UPDATE = "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"
+BEFORE = "PreStepParameterMonitor"
 
 
 def merged(*differing: tuple[str, str, int | None], compared: tuple[str, ...] = (GRADIENT, VALUE)) -> Recording:
@@ -59,6 +60,38 @@ def test_it_says_what_differs_first_and_how_much_else() -> None:
     assert told(both) == "2: weight differs on rank 1, unlike ranks 0 and 2, from observation 2 on"
     other = merged(("ForwardMonitor", "2/", 1), compared=("ForwardMonitor",))
     assert told(other).startswith("2: what ForwardMonitor recorded differs on rank 1")
+
+
+def with_steps(recording: Recording, *steps: float) -> Recording:
+    """The same, and the steps of its observations."""
+    rows = torch.zeros(len(steps), len(FACTS))
+    rows[:, FACTS.index("step")] = torch.tensor(steps)
+    facts = Subrecording(Collect(), {"": Collect().update({}, rows)}, len(steps), monitor="StepMonitor", ranks=(0, 1, 2), copies=2)
+    return Recording({"steps": facts, **recording.subrecordings})
+
+
+@pytest.mark.parametrize(
+    ("written", "steps", "causes"),
+    [
+        (ALL, (0, 1, 2), ("changed-on-one-rank", "silent-corruption")),
+        (("2/weight",), (0, 1, 2), ("silent-corruption", "changed-on-one-rank", "not-reduced")),
+        (ALL, (0, 1, 8), ("not-reduced", "silent-corruption")),  # the gradients of steps between may have differed
+    ],
+)
+def test_what_was_written_to_between_two_steps_explains_the_gradients(
+    written: tuple[str, ...], steps: tuple[float, ...], causes: tuple[str, ...]
+) -> None:
+    differing = [*((BEFORE, leaf, 2) for leaf in written), *((GRADIENT, leaf, 2) for leaf in ALL)]
+    recording = with_steps(merged(*differing, compared=(GRADIENT, VALUE, BEFORE)), *steps)
+    (found,) = (one for one in findings(recording) if one.kind == "replicas-differ")
+    assert (found.causes, found.since) == (causes, int(steps[2]))
+    assert f"{written[0][2:]} before the step differs on rank 1" in found.what
+
+
+def test_weights_that_differ_before_the_first_step_explain_its_gradients() -> None:
+    differing = [*((BEFORE, leaf, 0) for leaf in ALL), *((GRADIENT, leaf, 0) for leaf in ALL)]
+    (found,) = (one for one in findings(merged(*differing, compared=(GRADIENT, BEFORE))) if one.kind == "replicas-differ")
+    assert found.causes[0] == "ranks-start-apart"
 
 
 def test_steps_may_differ_and_those_of_the_first_rank_count() -> None:
