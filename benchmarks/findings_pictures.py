@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -42,6 +43,7 @@ from recorders.watch.diagnosis.limits import (
     UPDATE_LIMITS,
     UPDATE_RANGE,
 )
+from recorders.watch.diagnosis.steps import Early
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.diagnosis.planted import CASES, CLASSES, COUNTERPARTS, Setup, planted, without_fault
@@ -131,13 +133,19 @@ def over_steps(
     most = len(of(both[-1]))
     for run in both:
         values = of(run)[:most]
-        axes.plot(range(len(values)), values, color=run.color, label=run.label, linewidth=1.6)
+        places = _recorded(len(values)) if across == "step" and len(values) < run.setup.steps else range(len(values))
+        axes.plot(places, values, color=run.color, label=run.label, linewidth=1.6)
     _thresholds(axes.axhline, limits)
     if band is not None:
         axes.axhspan(*band[:2], color="tab:green", alpha=0.12, linewidth=0, label=band[2])
     if mark is not None:
         axes.axvline(mark[0], color=LIMIT, linestyle=":", linewidth=1.2, label=mark[1])
     axes.set(xlabel=across, ylabel=label, yscale="log" if log else "linear")
+
+
+def _recorded(count: int) -> Sequence[int]:
+    """The first steps of those that `presets.health()` records."""
+    return [*itertools.islice(filter(Early(), itertools.count()), count)]
 
 
 def by_layer(
