@@ -361,6 +361,7 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
 
 
 def as_they_are(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+    """Reads the parameters themselves. For `Reading`."""
     return parameters
 
 

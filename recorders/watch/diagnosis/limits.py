@@ -203,7 +203,7 @@ class DecayLimits(NamedTuple):
 
     From `much` on a decay that is divided by the scale of gradients is too strong, too, if it ends as most of what Adam sees.
     Weights that lose a share of 1e-2 in each step are halved in 70 steps, and no usual setting comes near: SGD at 0.1 with 5e-4
-    loses 5e-5, AdamW at 1e-3 with 0.1 loses 1e-4. Both are ours.
+    loses 5e-5, AdamW at 1e-3 with 0.1 loses 1e-4. All are ours.
     """
 
     of_gradient: float = 3.0
@@ -281,7 +281,7 @@ class InitialLimits(NamedTuple):
         gain, last: the largest accepted gain of a hidden layer, and of the last one, of which only the loss sees how large it is.
         bias: the largest accepted root mean square of a bias of a hidden layer.
         table: the largest accepted root mean square of an embedding, which PyTorch draws with 1.
-        drowns: how many times as large as one of more items it may be, if both have one width and one module.
+        drowns: how many times as large as another of one width, in one module, with as many items or more it may be.
         overwritten: how many times as large weights may be as at the last step recorded, which is at most 128 steps ago.
         least: the number of weights from which on one sees how they were drawn.
         wide: from so many inputs on a layer of one unit is narrow.

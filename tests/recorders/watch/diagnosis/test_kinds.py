@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.planted import CASES, FEATURES, Setup, planted
+from recorders import findings, presets
 from recorders.watch.diagnosis.causes import CAUSES, KINDS
 from recorders.watch.diagnosis.explaining import ORDER
 from recorders.watch.diagnosis.finding import Finding
@@ -491,6 +492,27 @@ def test_layers_that_are_unfrozen_on_the_way_are_not_written_to() -> None:
     net[:4].requires_grad_(False)
     setup.before = lambda step, optimizer: {10: net[3], 15: net[0]}[step].requires_grad_() and None if step in (10, 15) else None
     found = setup.run()
+    assert "written-between-steps" not in {one.kind for one in [*found, *found.notices]}
+
+
+def test_steps_with_a_closure_are_not_taken_for_writes() -> None:
+    """What they change is read after them, also as it was before."""
+    setup = planted("")
+    recorder = presets.health().modules(setup.net)
+    optimizer = torch.optim.LBFGS(setup.net.parameters(), lr=0.1, max_iter=3)
+    for step in range(12):
+
+        def closure(step: int = step) -> Tensor:
+            x, y = setup.batch(step)
+            optimizer.zero_grad()
+            loss = setup.loss(setup.net(x), y)
+            loss.backward()
+            return loss
+
+        recorder.push("loss", optimizer.step(closure))
+    assert recorder["before/0"].leaves()["weight"].equal(recorder["size/0"].leaves()["weight"])
+    assert len(recorder["before/0"].leaves()["weight"]) == 12
+    found = findings(recorder)
     assert "written-between-steps" not in {one.kind for one in [*found, *found.notices]}
 
 
