@@ -81,6 +81,21 @@ def _frozen() -> Iterator[None]:
 
 
 @pytest.fixture
+def alone() -> None:
+    """Takes off what other tests of the process left on, to count the calls of a step: it is asked at each step of any optimizer.
+
+    A net that was left in a cycle when garbage was frozen stays, with what is on it.
+    """
+    from recorders.schedule.notices import notices
+    from recorders.schedule.steps import _steps
+
+    for monitor in [monitor for monitors in [*_steps.monitors.values()] for monitor in monitors]:
+        monitor.deregister()
+    _steps.told = ()  # of nets that were freed, while their recorders were not
+    notices.clear()
+
+
+@pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """Nothing is compiled and nothing is counted before the test; what it compiles does not outlive it."""
     import torch._dynamo  # here, as most tests compile nothing and need not wait for it

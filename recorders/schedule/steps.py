@@ -28,7 +28,7 @@ from recorders.schedule.notices import notices, tell
 from recorders.schedule.table import CHANGE, GRADIENTS, HERE, VALUES, Tables
 from reducers._torch import constant_in_graphs
 
-__all__ = ["StepHandle", "count_steps", "monitors_of_steps", "notice_steps", "stop_counting"]
+__all__ = ["StepHandle", "count_steps", "monitors_of_steps", "notice_steps", "stop_counting", "tell_no_longer", "tell_of_each_step"]
 
 
 class Step(SimpleNamespace):
@@ -170,6 +170,7 @@ class _Steps:
         self.listeners = _Listeners()  # `SWITCHING` is held while it changes
         self.tables = Tables(self.listeners)
         self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[Any]]] = []
+        self.told: Sequence[weakref.ref[Any]] = ()  # what counts the steps of all optimizers
         self.active = False  # whether the hooks do anything
         self.quiet: _Quiet | None = None
         self._installed = False
@@ -201,6 +202,25 @@ class _Steps:
         with SWITCHING:
             self.clocks, self.quiet = [pair for pair in self.clocks if pair[1]() is not clock], None
             self._deactivate_unused()
+
+    def tell(self, monitor: Any) -> None:
+        """Calls `monitor.stepped` with each optimizer that has stepped, from now on. The monitor is held weakly."""
+        with SWITCHING:
+            self.told = (*self.told, weakref.ref(monitor))
+            self._activate()
+
+    def tell_no_longer(self, monitor: Any = None) -> None:
+        """Calls it no longer, nor what was freed."""
+        with SWITCHING:
+            self.told = (*(one for one in self.told if (told := one()) is not None and told is not monitor),)
+
+    def _tell(self, optimizer: Optimizer) -> None:
+        for one in self.told:
+            monitor = one()
+            if monitor is None:
+                self.tell_no_longer()
+            else:
+                monitor.stepped(optimizer)
 
     def install(self) -> None:
         """Puts the hooks on, which do nothing by themselves."""
@@ -280,6 +300,8 @@ class _Steps:
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling() or not (self.active or notices):  # in this order: the compiler guards what is read before it
             return
+        if self.told:
+            guarded(HERE, self._tell, optimizer)
         quiet = self.quiet
         if quiet is not None and quiet.begun and quiet.optimizer() is optimizer and not (self.listeners or notices):
             steps = quiet.steps
@@ -358,6 +380,7 @@ _steps = _Steps()
 _numbers = itertools.count()
 _under_way = StepsUnderWay()
 count_steps, stop_counting, notice_steps = _steps.count, _steps.stop_counting, _steps.install
+tell_of_each_step, tell_no_longer = _steps.tell, _steps.tell_no_longer
 
 never_trace(_Steps.before)
 never_trace(_Steps.after)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from recorders.capture.calls import Call
 from recorders.capture.switching import remove
 from recorders.monitors.base import Monitor
 from recorders.monitors.optimizers import OptimizerMonitor, ask_each
 from recorders.monitors.options import MonitorOptions
+from recorders.schedule.steps import tell_no_longer, tell_of_each_step
 from recorders.schedule.table import CHANGE, Reading
 from reducers import Reducer
 
@@ -200,18 +200,18 @@ class StepMonitor(OptimizerMonitor):
         super().__init__(reducer, module, **options)
         self._since: weakref.WeakKeyDictionary[Optimizer, _SinceStep] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
-        self._anywhere: Any = None
         self.steps_anywhere = 0
         self._stepping: weakref.ref[Optimizer] | None = None
 
     def register(self, module: nn.Module | None = None) -> Monitor:
         """Puts the hooks on; see `Monitor.register`."""
+        tell_no_longer(self)  # if it was registered before
         super().register(module)
-        if self._anywhere is None:
-            self._anywhere = register_optimizer_step_post_hook(self._hook(self._stepped))
+        tell_of_each_step(self)
         return self
 
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Called after each step of any optimizer of the process."""
         self.steps_anywhere += 1
         since = self._since.get(optimizer)
         if since is not None:
@@ -224,9 +224,7 @@ class StepMonitor(OptimizerMonitor):
         super().switch(active, error)
 
     def deregister(self) -> Monitor:
-        if self._anywhere is not None:
-            self._anywhere.remove()
-            self._anywhere = None
+        tell_no_longer(self)
         for since in self._since.values():
             since.end()
         return super().deregister()

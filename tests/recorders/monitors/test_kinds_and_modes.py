@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -37,6 +40,8 @@ from recorders import (
     TargetError,
     load,
 )
+from recorders.watch.diagnosis.health import NetInputMonitor, NetOutputMonitor, PreStepParameterMonitor
+from recorders.watch.diagnosis.steps import StepMonitor
 from reducers import Count, Masked, Mean, Product, Reducer
 
 STEPS = 4
@@ -158,6 +163,10 @@ def momentum_of(optimizer: Any, module: Any) -> Any:
     return optimizer.state[getattr(module, "cell", module).weight]["momentum_buffer"]
 
 
+def held_by(facts: Any) -> Any:
+    return torch.tensor(facts["held"])
+
+
 class Kind(NamedTuple):
     """A row: the class, what is given to it, which of the numbers by hand it records, and how these follow from its operands."""
 
@@ -198,6 +207,10 @@ KINDS = {
     "OptimizerMonitor": Kind(OptimizerMonitor, {"op_": momentum_of}, "momentum", momentum_of),
     "CallMonitor": Kind(CallMonitor, {}, "loss"),
     "ModuleMonitor": Kind(ModuleMonitor, {"op_": rank}, "sum", rank),
+    "NetInputMonitor": Kind(NetInputMonitor, {}, "input"),
+    "NetOutputMonitor": Kind(NetOutputMonitor, {}, "output"),
+    "PreStepParameterMonitor": Kind(PreStepParameterMonitor, {"attr": "weight"}, "value"),
+    "StepMonitor": Kind(StepMonitor, {"op_": held_by}, "held", held_by),
     "Gain": Kind(Gain, {}, "gain"),
     "Power": Kind(Power, {}, "power"),
     "Attribution": Kind(Attribution, {}, "attribution"),
@@ -210,8 +223,12 @@ CALLED = [name for name, row in KINDS.items() if row.kind.sites and "step" not i
 
 
 def test_the_table_has_every_kind_and_every_site() -> None:
-    exported = {kind for kind in vars(recorders).values() if isinstance(kind, type) and issubclass(kind, Monitor)}
-    assert exported - {Monitor} <= {row.kind for row in KINDS.values()}
+    bases, written = {"Monitor", "ModuleParameterMonitor"}, set[str]()
+    for path in Path(recorders.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "").endswith("Monitor") for base in node.bases):
+                written |= {node.name} if not node.name.startswith("_") else set()
+    assert written - bases <= {row.kind.__name__ for row in KINDS.values()}
     own = {site for row in KINDS.values() for site in row.kind.sites if row.kind.__module__ == __name__}
     assert own == {"forward", "forward_pre", "output_gradient", "input_gradient", "around_forward", "step"}
 
@@ -258,6 +275,7 @@ def by_hand(mode: str) -> dict[str, list[Tensor]]:
         optimizer.step()
         value = net.cell.weight.detach().clone()
         step |= {"value after the step": value, "update": value - step["value"], "sum": value.sum()}
+        step |= {"held": torch.tensor(1.0)}
         step |= {"momentum": optimizer.state[net.cell.weight]["momentum_buffer"].clone()}
         for name, number in step.items():
             found.setdefault(name, []).append(number.detach().double())
@@ -355,7 +373,10 @@ def test_a_training_is_recorded_as_by_hand(name: str, mode: str) -> None:
 def recorder_of(name: str, net: Net, **options: Any) -> Recorder:
     """A recorder with one monitor of this kind on the cell of the net."""
     recorder = Recorder(KINDS[name].recipe(net, **options))
-    return recorder if KINDS[name].kind is CallMonitor else recorder.modules(net, names="cell")
+    kind = KINDS[name].kind
+    if kind is CallMonitor:
+        return recorder
+    return recorder.modules(net.cell) if kind.of_net else recorder.modules(net, names="cell")
 
 
 # Options, eager and compiled
@@ -426,8 +447,8 @@ def test_steps_of_the_clock_hold_for_every_kind(name: str, mode: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CALLED if name != "PairMonitor"])
 @pytest.mark.parametrize("mode", ["eager", "checkpointed", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_what_is_given_with_a_batch_reaches_every_kind(name: str, mode: str) -> None:
-    net, row = Net(), KINDS[name]
-    recorder = Recorder(row.recipe(net, reducer=Masked(BOTH), given="mask")).modules(net, names="cell")
+    net = Net()
+    recorder = recorder_of(name, net, reducer=Masked(BOTH), given="mask")
     optimizer, call = optimizer_of(net), MODES[mode].wrap(net)
     for x in data():
         optimizer.zero_grad()
@@ -479,6 +500,21 @@ def test_a_copy_of_the_net_records_nothing(name: str, how: Callable[[Net], Net])
     losses, alone = train(other, "eager", {}), train(Net(), "eager", {})
     assert all(map(torch.equal, losses, alone))
     assert monitor.samples == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_nothing_is_left_if_net_and_recorder_are_dropped(name: str, mode: str) -> None:
+    net = Net()
+    recorder = recorder_of(name, net)
+    (monitor,) = recorder.values()
+    train(net, mode, {name: monitor})
+    assert monitor.samples == STEPS
+    left = [weakref.ref(monitor), weakref.ref(recorder), weakref.ref(net)]
+    del net, recorder, monitor
+    torch._dynamo.reset()
+    gc.collect()
+    assert [one() for one in left] == [None, None, None]
 
 
 @pytest.mark.parametrize("name", KINDS)

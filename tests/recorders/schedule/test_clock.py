@@ -38,7 +38,6 @@ from recorders import (
 )
 from recorders.schedule.chosen_steps import StepGroup
 from recorders.schedule.clock import Steps
-from recorders.schedule.notices import notices
 from reducers import CKA, Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 
@@ -300,12 +299,12 @@ def test_a_closure_is_one_step_and_other_optimizers_do_not_count() -> None:
     assert recorder[0].samples > 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_step_that_only_the_clock_needs_takes_two_hooks_and_no_more() -> None:
     """In a step of a quarter of a millisecond each further object that is looked at costs: the caches hold other things."""
     net = Net()
     optimizer = sgd(net)
     recorder = Recorder(out=ForwardMonitor(Count(), every_step=100)).modules(net).attach(optimizer)
-    notices.clear()  # a step looks for recorders that other tests dropped
     train(net, optimizer, 3)
     called: list[str] = []
 

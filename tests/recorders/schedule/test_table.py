@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
 from recorders.capture.switching import SWITCHING
-from recorders.schedule import notices, table
+from recorders.schedule import table
 from recorders.schedule.steps import _steps
 from reducers import Collect, Mean, Moments, Norm, Quantile, Summary
 
@@ -397,12 +397,12 @@ def still(kind: str, layers: int, **options: Any) -> Net:
 
 def due_calls(net: Net) -> int:
     """The calls of a step beyond those without a recorder; the least of some, because a step may free what other tests left."""
-    notices.notices.clear()  # a step looks for recorders that other tests dropped, and for clocks that they left standing
     due = min(python_calls(net.optimizer.step) for _ in range(4))
     net.recorder.deregister()
     return due - min(python_calls(net.optimizer.step) for _ in range(4))
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("kind", "most"), [("gradient", 50), ("value", 50), ("state", 50), ("update", 70)])
 def test_a_due_step_is_fifty_calls_beside_its_backend_whatever_the_parameters(kind: str, most: int) -> None:
     """What changes is read at two moments: the copies, and the changes. Each backend call of the rows counts as one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from statistics import median
 
@@ -15,7 +17,6 @@ from torch._dynamo.utils import counters
 from recorders import ForwardMonitor, presets
 from recorders.ring.ring import PartialStates
 from recorders.ring.rows import LeafRow
-from recorders.schedule import notices
 from recorders.schedule.steps import _steps
 from recorders.watch.diagnosis.steps import Early
 from reducers import Activity, Collect, FirstNonfinite, Idle, Norm, PerObservation, Product, Summary
@@ -52,14 +53,6 @@ class Training:
 
     def run(self, steps: int) -> list[Tensor]:
         return [self.step() for _ in range(steps)]
-
-
-@pytest.fixture
-def alone() -> None:
-    """Takes off what other tests of the process left on: it is asked at each step of any optimizer."""
-    for monitor in [monitor for monitors in [*_steps.monitors.values()] for monitor in monitors]:
-        monitor.deregister()
-    notices.notices.clear()
 
 
 def calls(layers: int, step: int) -> float:
@@ -106,6 +99,19 @@ def test_losses_and_parameters_are_those_of_the_bare_training(compiled: bool) ->
     assert recorder is not None
     assert recorder["output/0"].samples == recorder["weights/0"].samples == sum(map(Early(), range(54)))
     assert recorder["loss"].samples == 54
+
+
+def test_nothing_is_left_of_a_recorder_that_was_dropped_with_its_net() -> None:
+    gone, other = Training(), Training(recorded=False)
+    gone.run(2)
+    assert gone.recorder is not None
+    left = [*map(weakref.ref, gone.recorder.values()), weakref.ref(gone.net), weakref.ref(gone.optimizer)]
+    before = len(_steps.told)
+    del gone
+    gc.collect()
+    assert [one() for one in left] == [None] * len(left)
+    other.run(1)  # steps of others take nothing more
+    assert len(_steps.told) < before
 
 
 def test_outputs_and_parameters_are_reduced_together() -> None:
