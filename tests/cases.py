@@ -44,6 +44,8 @@ from references_temporal import (
 )
 from scipy import stats
 
+from recorders.watch.lenses.noise import Scatter
+from recorders.watch.lenses.norms import SampleNorms
 from reducers import (
     CKA,
     EMA,
@@ -405,6 +407,23 @@ def leaky(x: torch.Tensor, so_far: torch.Tensor) -> torch.Tensor:
     return 0.5 * so_far + x.double().mean(0) * so_far.abs()
 
 
+def _sample_norms(xs: Observations) -> Array:
+    rows = [np.concatenate([x[row].ravel() for x in xs]) for row in range(len(xs[0]))]
+    return np.asarray([np.sqrt((row**2).sum()) if np.isfinite(row).all() else np.nan for row in rows])
+
+
+def _scatter(xs: Observations) -> dict[str, Any]:
+    finite = [x.astype(np.longdouble) for x in xs if np.isfinite(x).all()]
+    mean = sum(finite) / len(finite) if finite else np.zeros_like(xs[0])
+    scatter = sum(((x - mean) ** 2).sum() for x in finite)
+    return {
+        "count": len(finite),
+        "nonfinite": len(xs) - len(finite),
+        "scatter": np.float64(scatter),
+        "square": np.float64((mean**2).sum()),
+    }
+
+
 def _third(xs: Observations) -> dict[str, Any]:
     return {"last": xs[::3][-1], "top": units(_or_nan(np.max))(xs[::3])}
 
@@ -696,4 +715,6 @@ CASES = (
         data=False,
         left_out=left_out.grouped,
     ),
+    Case(SampleNorms(), _sample_norms, trailing=(2, 3), splittable=False, same_shape=True, data=False),
+    Case(Scatter(), _scatter, splittable=False, same_shape=True, data=False, left_out=left_out.norms),
 )

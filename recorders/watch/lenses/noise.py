@@ -17,6 +17,7 @@ from reducers import Reducer, Result, State
 from reducers.core.inputs import observation
 from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.precision import real, wide_float
+from reducers.state import Nonfinite
 
 __all__ = ["GradientNoise"]
 
@@ -71,9 +72,13 @@ def GradientNoise(parameters: Names = ("weight", "bias"), batch_size: int | None
 
 @dataclass(frozen=True)
 class Scatter(Reducer):
-    """The mean of the observations, element by element, and the sum of their squared distances from it.
+    """How far observations lie from their mean. Those with an element that is not finite are left out.
 
-    Observations with an element that is not finite are left out. States merge by the formula of Chan, Golub and LeVeque (1983).
+    States merge by the formula of Chan, Golub and LeVeque (1983).
+
+    Returns:
+        `count` and `nonfinite`, int64, how many observations count and how many are left out; `scatter`, float64, the sum of their
+        squared distances from their mean; `square`, float64, the square of the norm of the mean. All 0-d.
     """
 
     def update(self, state: State, *xs: Tensor) -> State:
@@ -83,7 +88,7 @@ class Scatter(Reducer):
         finite, wide = torch.isfinite(x).all(), wide_float(x)
         one = {
             "count": finite.to(torch.int64),
-            "observed": torch.ones_like(finite, dtype=torch.int64),
+            "nonfinite": (~finite).to(torch.int64),
             "mean": torch.where(finite, wide, 0.0).contiguous(),
             "scatter": real(torch.zeros_like(finite)),
         }
@@ -99,7 +104,7 @@ class Scatter(Reducer):
         distance = torch.linalg.vector_norm(delta).square()
         return {
             "count": count,
-            "observed": a["observed"] + b["observed"],
+            "nonfinite": a["nonfinite"] + b["nonfinite"],
             "mean": torch.addcmul(a["mean"], delta, share.to(delta.dtype)),
             "scatter": a["scatter"] + b["scatter"] + distance * share * a["count"],
         }
@@ -107,7 +112,11 @@ class Scatter(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         square = torch.linalg.vector_norm(state["mean"]).square()
-        return {**{name: state[name] for name in ("count", "observed", "scatter")}, "square": square}
+        return {**{name: state[name].clone() for name in ("count", "nonfinite", "scatter")}, "square": square}
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many observations were left out."""
+        return Nonfinite(state["nonfinite"].clone(), state["count"] + state["nonfinite"]) if state else None
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,7 @@ class _Scale:
 
     def __call__(self, found: Mapping[str, Tensor]) -> Result:
         count = found["count"]
-        shown = {"count": count, "nonfinite": found["observed"] - count}
+        shown = {"count": count, "nonfinite": found["nonfinite"]}
         if count < 2:
             return shown
         noise = found["scatter"] / real(count - 1)

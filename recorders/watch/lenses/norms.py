@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +26,6 @@ from recorders.watch.lenses.lens import (
     spread,
 )
 from reducers import Geometry, Norm, PerObservation, State, condition_number
-from reducers.core.fields import Add, Field
-from reducers.kernels.precision import count_of
 
 __all__ = ["OutputNorm", "ParameterCond", "ParameterNorm"]
 
@@ -94,19 +91,10 @@ class SampleNorms(Norm):
 
     pattern: str = "b ... -> b"
 
-    @property
-    def fields(self) -> Mapping[str, Field]:  # type: ignore[override]
-        return {**super().fields, "elements": Add()}
-
-    @property
-    def divisible(self) -> bool:
-        return True  # what is added merges by addition
-
-    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {**super().lift(x, axes), "elements": count_of(x, None, axes)}
-
-    def read(self, state: State) -> Tensor:
-        return torch.where(state["count"] == state["elements"], super().read(state), torch.nan)
+    def compute(self, state: State) -> Tensor:
+        norms = super().compute(state)
+        assert isinstance(norms, Tensor)
+        return torch.where(state["nonfinite"] == 0, norms, torch.nan)
 
 
 def ParameterNorm(
