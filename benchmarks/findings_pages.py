@@ -17,6 +17,7 @@ from recorders.watch.diagnosis.causes import CAUSES, KINDS
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "findings"
 SCORES = ROOT / "docs" / "findings-scores.md"
+GOOD_RUNS = ROOT / "docs" / "good-runs.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FURTHER = {
     "nonfinite": ("nonfinite-inputs", "exploding-gradients", "initialisation"),
@@ -162,6 +163,22 @@ def scores() -> str:
     return "\n".join(lines)
 
 
+def good_runs() -> str:
+    """What good runs at hand add, beside the rules alone."""
+    head = ("trainings", "faults", "by", "found", "right place", "right cause", "false alarms in healthy trainings")
+    alone, rows = _result("diagnosis").get("scores", {}), []
+    for part, ways in _result("diagnosis_good_runs").get("scores", {}).items():
+        for way, one in {"the rules alone": alone[part], **ways}.items():
+            if not way.startswith("the rules"):
+                continue
+            name, _, shares, *found, alarms = _scored(part, "", one["all"], f"{one['false alarms']} of {one['healthy']}")
+            rows.append((name, shares, way, *found, alarms))
+            if part == "held out":
+                _, _, shares, *found, _ = _scored(part, "", one["own"], "")
+                rows.append((f"{part}, {KINDS_OF_FAULTS['own']}", shares, way, *found, ""))
+    return _table(head, rows)
+
+
 def _by_severity() -> Iterator[str]:
     """How many healthy trainings of the benchmark had an error, and how many a warning, at their end."""
     healthy = [row for row in _trainings() if not row["fault"]]
@@ -212,6 +229,7 @@ def written() -> Iterator[tuple[Path, str]]:
         )
     index = PAGES / "index.md"
     yield index, _filled(index.read_text(), "kinds", families)
+    yield GOOD_RUNS, _filled(GOOD_RUNS.read_text(), "good runs", good_runs)
     yield SCORES, _filled(_filled(SCORES.read_text(), "right", right), "scores", scores)
 
 

@@ -57,7 +57,21 @@ def headline() -> str:
     if soak := _result("soak"):
         label = f"{soak['steps']:,} training steps with every kind of monitor, growth of resident memory"
         found.append((label, f"{soak['growth MB']:.1f} MB"))
-    return "\n".join([*_table(("what", "figure"), found), "", _machine()])
+    return "\n".join([*_table(("what", "figure"), [*found, *_found()]), "", _machine()])
+
+
+def _found() -> Found:
+    """How often findings are right, in the programs by which nothing was chosen."""
+    alone, against = (_result(name).get("scores", {}).get("held out") for name in ("diagnosis", "diagnosis_good_runs"))
+    if not alone or not against:
+        return []
+    told = []
+    for one in (alone, against["the rules and one good run"]):
+        shares = "/".join(f"{one['all'][key]:.2f}" for key in ("found", "located", "right cause"))
+        told.append(f"{shares}, false alarms in {one['false alarms']} of {one['healthy']}")
+    where = f"{alone['all']['trainings']} faults in {alone['programs']} trainings that no rule was chosen by"
+    label = f"{where}: share found / in the right place / with the right cause"
+    return [(label, f"{told[0]}; with a good run at hand {told[1]}")]
 
 
 def figures() -> str:

@@ -10,7 +10,7 @@ from recorders.watch.diagnosis.asked import share_of, written
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding
 
-__all__ = ["explained", "told_once"]
+__all__ = ["explained", "rank_of", "told_once"]
 
 ORDER = (
     ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
@@ -117,7 +117,7 @@ def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding],
     kinds = {one.kind for one in faults}
     if "no-gradient" in kinds or "zero-weights" in kinds:  # without a gradient no weight changes
         faults = [one for one in faults if one.kind != "frozen"]
-    faults.sort(key=_rank)  # which keeps the order of layers
+    faults.sort(key=rank_of)  # which keeps the order of layers
     if any(one.kind not in LOSSES and one.severity == "error" for one in faults):
         faults = [one for one in faults if one.kind not in LOSSES or one.cause == "schedule"]
     return faults, notices
@@ -134,7 +134,8 @@ def _with_reasons(told: Sequence[Finding], known: Evidence) -> list[Finding]:
     return [replace(one, severity="error") if one.kind in reasons else one for one in told]
 
 
-def _rank(one: Finding) -> tuple[bool, float]:
+def rank_of(one: Finding) -> tuple[bool, float]:
+    """The place of a fault among all: errors first, and causes before consequences."""
     if one.cause == "schedule" and one.kind in LOSSES:
         return one.severity != "error", _PLACE["rate-ends-early"]
     of_all = one.kind == "updates-too-large" and one.layer == "optimizer"  # which kills units, and not the other way round
@@ -148,7 +149,10 @@ def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> lis
         layers: how many have weights that are trained.
         sure: whether causes are those that something tells of.
     """
-    faults = [*{(one.kind, one.layer): one for one in faults[::-1]}.values()][::-1]
+    told: dict[tuple[str, ...], Finding] = {}
+    for one in faults:
+        told.setdefault((one.kind, one.layer, one.what if one.kind == "left-range" else ""), one)
+    faults = [*told.values()]
     if any(one.kind == "equal-outputs" and one.layer != "(net)" for one in faults):  # a run showed where
         faults = [one for one in faults if (one.kind, one.layer) != ("equal-outputs", "(net)")]
     for kind, place in OF_TRAINING.items():

@@ -8,10 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from torch import Tensor
+
 from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
 from recorders.watch.overview import Layer
+from recorders.watch.spread import Spread
 
-__all__ = ["Key", "Trait", "length", "traits"]
+__all__ = ["Key", "Trait", "has_class", "length", "traits"]
 
 FIRST = 10
 """The number of steps of the early phase."""
@@ -23,11 +26,15 @@ TINY = 1e-12
 """What is smaller in magnitude counts as this, so that zeros have a logarithm."""
 
 
+Causes: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+
+
 class Key(NamedTuple):
     """What a trait is of.
 
     Attributes:
-        role: "outputs", "gradients", "updates", "weights", "loss", "inputs", "target", or the name of a fact of steps, see `FACTS`.
+        role: "layers", of which the statistic is the class; "outputs", "gradients", "updates", "weights", "loss", "inputs",
+            "target", or the name of a fact of steps, see `FACTS`.
         where: the layer, "loss", "inputs", "target", "outputs", "optimizer" or "(net)".
         statistic: what was measured.
         phase: "early", "middle" or "late"; of the loss also a part, such as "part 3 of 8"; "whole" if the recording does not tell
@@ -51,6 +58,7 @@ class Trait(NamedTuple):
         chance: how much more, because the layer is so small that its initial weights are a matter of chance.
         ratio: whether values are compared by their ratio, as sizes are, not by their difference.
         paced: whether it moves as a training goes on, which other runs may do faster.
+        causes: the likely causes if it is above those of good runs, and if it is below.
     """
 
     key: Key
@@ -60,6 +68,7 @@ class Trait(NamedTuple):
     chance: float = 0.0
     ratio: bool = False
     paced: bool = False
+    causes: Causes = ((), ())
 
 
 FACTOR, OF_GRADIENTS, OF_WEIGHTS = 3.0, 5.0, 2.0
@@ -69,25 +78,31 @@ They are ours. Of 27 kinds of healthy nets, two that differ by their seed differ
 updates, and by two thirds of those of gradients, of which those of keys and queries of attention differ most.
 """
 
-_FACTS: dict[str, tuple[str, Callable[[float], float], float, bool]] = {
-    "rate": ("learning rate", float, 2.0, True),
-    "decay": ("weight decay", float, 2.0, True),
-    "epsilon": ("epsilon", float, 5.0, True),
-    "momentum": ("momentum, subtracted from 1,", lambda value: 1 - value, 2.0, True),
-    "second momentum": ("second beta, subtracted from 1,", lambda value: 1 - value, 5.0, True),
-    "dropout": ("largest share that a dropout leaves out", float, 0.15, False),
-    "evaluating": ("share of dropouts and batch norms in evaluation mode", float, 0.15, False),
-    "coarse": ("share of weights of 16 bits or fewer", float, 0.15, False),
-    "ascends": ("share of steps that maximize", float, 0.15, False),
-    "kept": ("share of steps with gradients that were not cleared", float, 0.15, False),
-    "written": ("share of steps before which weights were written to", float, 0.15, False),
-    "held": ("number of parameters that the optimizer holds", float, 0.15, False),
-    "trainable": ("number of parameters that require a gradient", float, 0.15, False),
-    "foreign": ("number of parameters held that the net does not have", float, 0.15, False),
-    "without gradient": ("number of parameters held that got no gradient", float, 0.15, False),
-    "still": ("number of batch norms whose statistics do not move", float, 0.15, False),
+_FACTS: dict[str, tuple[str, Callable[[float], float], float, bool, Causes]] = {
+    "rate": ("learning rate", float, 2.0, True, (("rate-too-high",), ("rate-too-low",))),
+    "decay": ("weight decay", float, 2.0, True, (("weight-decay",), ())),
+    "epsilon": ("epsilon", float, 5.0, True, (("epsilon",), ())),
+    "momentum": ("momentum, subtracted from 1,", lambda value: 1 - value, 2.0, True, ((), ("momentum",))),
+    "second momentum": ("second beta, subtracted from 1,", lambda value: 1 - value, 5.0, True, (("momentum",), ("momentum",))),
+    "dropout": ("largest share that a dropout leaves out", float, 0.15, False, (("dropout",), ())),
+    "evaluating": (
+        "share of dropouts and batch norms in evaluation mode",
+        float,
+        0.15,
+        False,
+        (("eval-mode", "statistics-frozen"), ("train-mode",)),
+    ),
+    "coarse": ("share of weights of 16 bits or fewer", float, 0.15, False, (("lost-updates",), ())),
+    "ascends": ("share of steps that maximize", float, 0.15, False, (("ascent",), ("ascent",))),
+    "kept": ("share of steps with gradients that were not cleared", float, 0.15, False, (("gradients-not-cleared",), ())),
+    "written": ("share of steps before which weights were written to", float, 0.15, False, (("weights-overwritten",), ())),
+    "held": ("number of parameters that the optimizer holds", float, 0.15, False, ((), ("not-in-optimizer", "stale-optimizer"))),
+    "trainable": ("number of parameters that require a gradient", float, 0.15, False, ((), ("frozen",))),
+    "foreign": ("number of parameters held that the net does not have", float, 0.15, False, (("stale-optimizer",), ())),
+    "without gradient": ("number of parameters held that got no gradient", float, 0.15, False, (("detached", "never-ran"), ())),
+    "still": ("number of batch norms whose statistics do not move", float, 0.15, False, (("statistics-frozen",), ())),
 }
-"""Of each fact of a step: what it is, what is compared, how far it may differ, and whether by a factor."""
+"""Of each fact of a step: what it is, what is compared, how far it may differ, whether by a factor, and the likely causes."""
 _OF_NET = frozenset({"dropout", "evaluating", "trainable", "still"})
 
 
@@ -96,6 +111,11 @@ def length(known: Evidence) -> int:
     if known.loss is not None:
         return len(known.loss)
     return int(max(known.fact("step"), default=-1)) + 1
+
+
+def has_class(layer: Layer) -> bool:
+    """Whether its class is known, and is compared: that of the net itself is the user's own matter."""
+    return bool(layer.kind) and not layer.name.startswith("(net)")
 
 
 def traits(known: Evidence) -> Iterator[Trait]:
@@ -107,12 +127,16 @@ def traits(known: Evidence) -> Iterator[Trait]:
         {layer: of for layer, of in found.items() if _unnumbered(layer) not in seldom} for found in (known.gradients, known.updates)
     )
     for layer in known.layers:
+        if has_class(layer):
+            yield Trait(Key("layers", layer.name, layer.kind, "whole"), [1.0], [], 0.5)
         if not layer.whole and _unnumbered(layer.name) not in seldom:  # what contains others gives what its last one gives
             yield from _of_layer(layer)
-    yield from _of_parameters("gradients", "norm of the gradient", gradients, elements, clock, OF_GRADIENTS)
+    yield from _of_parameters("gradients", "norm of the gradient", gradients, elements, clock, OF_GRADIENTS, _OF_GRADIENTS)
     yield from _of_neighbours(gradients, elements, clock)
-    yield from _of_parameters("updates", "size of an update, relative to the weights,", updates, elements, clock, FACTOR)
-    yield from _of_parameters("weights", "norm", known.weights, elements, clock, OF_WEIGHTS)
+    yield from _of_parameters(
+        "updates", "size of an update, relative to the weights,", updates, elements, clock, FACTOR, _OF_UPDATES
+    )
+    yield from _of_parameters("weights", "norm", known.weights, elements, clock, OF_WEIGHTS, _OF_WEIGHTS)
     yield from _of_loss(known.loss)
     for role, found in (("inputs", known.inputs), ("target", known.target), ("outputs", known.outputs)):
         for path, batches in found.items():
@@ -120,6 +144,13 @@ def traits(known: Evidence) -> Iterator[Trait]:
     for fact in _FACTS:
         yield from _of_fact(fact, known, clock)
 
+
+_NONE: Causes = ((), ())
+_OF_GRADIENTS: Causes = (("exploding-gradients", "loss-scale"), ("vanishing-gradients", "loss-scale"))
+_OF_UPDATES: Causes = (("rate-too-high",), ("rate-too-low",))
+_OF_WEIGHTS: Causes = (("rate-too-high", "weights-overwritten"), ("weight-decay", "weights-overwritten"))
+_RESHAPED: Causes = (("wrong-axis", "broadcast"), ("wrong-axis", "bottleneck"))
+_AT_FIRST: Causes = (("initialisation",), ("initialisation",))
 
 _Courses: TypeAlias = Mapping[str, Mapping[str, Course]]
 
@@ -147,17 +178,31 @@ def _of_layer(layer: Layer) -> Iterator[Trait]:
     out, gradient = layer.output, layer.gradient
     share = (out.mean / out.rms) if out is not None and out.count and out.rms > 0 else math.nan
     gone = layer.gone
-    found = {
-        ("outputs", "root mean square of the outputs", FACTOR): math.nan if out is None else out.rms,
-        ("outputs", "magnitude of the mean of the outputs, relative to their root mean square,", 0.0): abs(share),
-        ("outputs", "share of dead units", 0.0): float(gone.double().mean()) if gone is not None and gone.numel() else math.nan,
-        ("gradients", "norm of the gradient of the outputs", OF_GRADIENTS): math.nan if gradient is None else gradient.norm,
+    sizes = ("initialisation", "normalisation"), ("initialisation", "normalisation", "vanishing-gradients")
+    found: dict[tuple[str, str, float, Causes], float] = {
+        ("outputs", "root mean square of the outputs", FACTOR, sizes): math.nan if out is None else out.rms,
+        ("outputs", "magnitude of the mean of the outputs, relative to their root mean square,", 0.0, _NONE): abs(share),
+        ("outputs", "number of elements of an output", 2.0, _RESHAPED): _elements_of(out),
+        ("outputs", "share of dead units", 0.0, (("dead-units",), ())): _share(gone),
+        ("gradients", "norm of the gradient of the outputs", OF_GRADIENTS, _OF_GRADIENTS): _norm(gradient),
     }
-    for (role, statistic, factor), value in found.items():
+    for (role, statistic, factor, causes), value in found.items():
         if math.isfinite(value):
             ratio = factor > 0
             compared, margin = (_log(value), math.log(factor)) if ratio else (value, 0.4)
-            yield Trait(Key(role, layer.name, statistic, "whole"), [compared], [], margin, chance, ratio)
+            yield Trait(Key(role, layer.name, statistic, "whole"), [compared], [], margin, chance, ratio, causes=causes)
+
+
+def _elements_of(spread: Spread | None) -> float:
+    return spread.count / spread.observations if spread is not None and spread.count and spread.observations else math.nan
+
+
+def _share(units: Tensor | None) -> float:
+    return float(units.double().mean()) if units is not None and units.numel() else math.nan
+
+
+def _norm(spread: Spread | None) -> float:
+    return math.nan if spread is None else spread.norm
 
 
 def _of_parameters(
@@ -167,6 +212,7 @@ def _of_parameters(
     elements: Mapping[str, int],
     clock: Sequence[int],
     factor: float,
+    causes: Causes,
 ) -> Iterator[Trait]:
     """The courses of weights; not of biases, which begin at zero, so that their sizes mean little."""
     for layer, courses in found.items():
@@ -175,7 +221,9 @@ def _of_parameters(
                 chance = _chance(elements.get(layer, 0))
                 for phase, values, steps in _phases(course.values, clock):
                     key = Key(role, layer, f"{statistic} of {path}" if path else statistic, phase)
-                    yield Trait(key, [_log(value) for value in values], steps, math.log(factor), chance, ratio=True, paced=True)
+                    why = _AT_FIRST if role == "weights" and phase == "early" else causes
+                    compared = [_log(value) for value in values]
+                    yield Trait(key, compared, steps, math.log(factor), chance, ratio=True, paced=True, causes=why)
 
 
 def _of_neighbours(found: _Courses, elements: Mapping[str, int], clock: Sequence[int]) -> Iterator[Trait]:
@@ -188,7 +236,8 @@ def _of_neighbours(found: _Courses, elements: Mapping[str, int], clock: Sequence
             chance = _chance(min(elements.get(layer, 0), elements.get(after, 0)))
             for phase, values, steps in _phases(ratios, clock):
                 key = Key("gradients", layer, f"norm of the gradient, relative to that at {after},", phase)
-                yield Trait(key, [_log(value) for value in values], steps, math.log(OF_GRADIENTS), chance, ratio=True, paced=True)
+                compared, margin = [_log(value) for value in values], math.log(OF_GRADIENTS)
+                yield Trait(key, compared, steps, margin, chance, ratio=True, paced=True, causes=_OF_GRADIENTS)
 
 
 def _of_loss(course: Course | None) -> Iterator[Trait]:
@@ -207,8 +256,30 @@ def _of_loss(course: Course | None) -> Iterator[Trait]:
         pace = max((change for change in changes[max(number - 2, 0) : max(number, 1)] if math.isfinite(change)), default=0.0)
         if len(found) >= LEAST:
             phase = f"part {number} of {PARTS}" if number else "early"
-            key = Key("loss", "loss", "loss", phase)
-            yield Trait(key, [value for value, _ in found], [step for _, step in found], margin + pace * bool(number))
+            key, values = Key("loss", "loss", "loss", phase), [value for value, _ in found]
+            causes = _OF_LOSS if number else _OF_FIRST_LOSS
+            yield Trait(key, values, [step for _, step in found], margin + pace * bool(number), causes=causes)
+
+
+_OF_FIRST_LOSS: Causes = (("wrong-loss", "loss-scale", "initialisation"), ("loss-scale", "wrong-loss"))
+_OF_LOSS: Causes = (("labels-do-not-fit", "noise", "wrong-loss"), ("wrong-loss",))
+_OF_BATCHES: dict[tuple[str, str], Causes] = {
+    ("outputs", "elements"): _RESHAPED,
+    ("outputs", "samples"): _RESHAPED,
+    ("outputs", "axes"): _RESHAPED,
+    ("inputs", "mean"): (("inputs-not-normalised",), ("inputs-not-normalised",)),
+    ("inputs", "std"): (("inputs-not-normalised",), ("inputs-not-normalised", "inputs-constant")),
+    ("inputs", "min"): (("inputs-not-normalised",), ("outliers", "inputs-not-normalised")),
+    ("inputs", "max"): (("outliers", "inputs-not-normalised"), ("inputs-not-normalised",)),
+    ("target", "mean"): (("target-scale",), ("target-scale",)),
+    ("target", "std"): (("target-scale",), ("target-scale", "labels-constant")),
+    ("target", "min"): (("target-scale",), ("outliers", "target-scale")),
+    ("target", "max"): (("outliers", "target-scale"), ("target-scale",)),
+    ("outputs", "std"): (("initialisation", "rate-too-high"), ("output-activation", "bottleneck")),
+    ("inputs", "entropy"): (("noise",), ("inputs-constant",)),
+    ("target", "entropy"): (("labels-do-not-fit",), ("labels-constant",)),
+}
+"""By role and column, the likely causes if it is above, and below."""
 
 
 def _of_batches(role: str, where: str, batches: BatchCourse, clock: Sequence[int]) -> Iterator[Trait]:
@@ -218,6 +289,9 @@ def _of_batches(role: str, where: str, batches: BatchCourse, clock: Sequence[int
         return
     found = {
         "samples": ("number of samples", True, math.log(2.0)),
+        "elements": ("number of elements of a sample", True, math.log(2.0)),
+        "axes": ("number of axes", False, 0.5),
+        "alike": ("variance between samples, of all,", False, 0.4),
         "mean": ("mean", False, 0.5 * deviation),
         "std": ("standard deviation", True, math.log(2.0)),
         "min": ("minimum", False, 0.5 * width),
@@ -225,26 +299,37 @@ def _of_batches(role: str, where: str, batches: BatchCourse, clock: Sequence[int
     }
     paced = role == "outputs"  # of the net, which learns; a softmax leaves open where they lie
     if paced:
-        found = {"std": ("standard deviation", True, math.log(FACTOR))}
+        found = {name: found[name] for name in ("samples", "elements", "axes")}
+        found["std"] = ("standard deviation", True, math.log(FACTOR))
+    each = {**batches.each, **_further(batches)}
     for column, (statistic, ratio, margin) in found.items():
-        for phase, values, steps in _phases(batches.each[column], clock):
+        for phase, values, steps in _phases(each[column], clock):
             compared = [_log(value) for value in values] if ratio else values
-            yield Trait(
-                Key(role, where, f"{statistic} of a typical batch", phase), compared, steps, margin, ratio=ratio, paced=paced
-            )
+            key, causes = Key(role, where, f"{statistic} of a typical batch", phase), _OF_BATCHES.get((role, column), _NONE)
+            yield Trait(key, compared, steps, margin, ratio=ratio, paced=paced, causes=causes)
     if not batches.floating:
-        yield Trait(Key(role, where, "entropy of the labels", "whole"), [batches.entropy], [], 0.3)
+        causes = _OF_BATCHES.get((role, "entropy"), _NONE)
+        yield Trait(Key(role, where, "entropy of the labels", "whole"), [batches.entropy], [], 0.3, causes=causes)
+
+
+def _further(batches: BatchCourse) -> dict[str, list[float]]:
+    """Further columns, made of those of `BATCH`."""
+    count, samples, deviation, within = (batches.each[name] for name in ("count", "samples", "std", "within"))
+    return {
+        "elements": [one / max(of, 1.0) for one, of in zip(count, samples, strict=True)],
+        "alike": [one / of**2 if of > TINY else math.nan for one, of in zip(within, deviation, strict=True)],
+    }
 
 
 def _of_fact(fact: str, known: Evidence, clock: Sequence[int]) -> Iterator[Trait]:
-    statistic, read, margin, ratio = _FACTS[fact]
+    statistic, read, margin, ratio, causes = _FACTS[fact]
     course = known.steps[fact].values if known.steps is not None and fact in known.steps else []
     for phase, values, steps in _phases([read(value) for value in course], clock):
         # A thing that seldom happens is seen by its share, not by what is typical.
         compared = [_log(value) for value in values] if ratio else [math.fsum(values) / len(values)] * len(values)
         key = Key(fact, "(net)" if fact in _OF_NET else "optimizer", statistic, phase)
         # A schedule goes at another pace if the run has another length.
-        yield Trait(key, compared, steps, math.log(margin) if ratio else margin, ratio=ratio, paced=fact == "rate")
+        yield Trait(key, compared, steps, math.log(margin) if ratio else margin, ratio=ratio, paced=fact == "rate", causes=causes)
 
 
 def _phases(values: Sequence[float], clock: Sequence[int]) -> Iterator[tuple[str, list[float], list[int]]]:

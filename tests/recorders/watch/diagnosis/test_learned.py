@@ -29,9 +29,12 @@ from recorders import (
     Timeline,
     findings,
     learn,
+    load,
     presets,
 )
-from recorders.watch.diagnosis.evidence import Course, Evidence
+from recorders.watch.diagnosis.batches import BATCH, rows_of
+from recorders.watch.diagnosis.causes import CAUSES
+from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
 from recorders.watch.diagnosis.learned import Range, left_ranges
 from recorders.watch.diagnosis.traits import Key, traits
 from reducers import Summary
@@ -96,6 +99,7 @@ def train(
     summed: bool = False,
     schedule: float = 1.0,
     steps: int = 40,
+    held: Callable[[nn.Module], Any] = nn.Module.parameters,
 ) -> Recorder:
     """A training of digits that is good unless told otherwise; the seed is that of the net and of the order of the data."""
     torch.manual_seed(seed)
@@ -103,7 +107,7 @@ def train(
     net, (x, labels) = make(dropout), digits()
     prepare(net)
     labels = labels[torch.randperm(len(labels))] if shuffled else labels
-    optimizer = optimizers(net.parameters(), rate * usual, decay)
+    optimizer = optimizers(held(net), rate * usual, decay)
     reduction = "sum" if summed else "mean"
     with presets.health().modules(net) as recorder:
         for some in torch.randperm(len(x)).repeat(2).split(32)[:steps]:
@@ -124,7 +128,8 @@ def good(name: str) -> Learned:
 
 def left(recorder: Recorder, learned: Learned | str | Path) -> list[tuple[str, int | None, str]]:
     found = [finding for finding in findings(recorder, against=learned) if finding.kind == "left-range"]
-    assert all((finding.severity, finding.causes) == ("warning", ()) for finding in found)
+    assert all(finding.severity == "warning" for finding in found)
+    assert all(finding.causes == () or finding.remedy == CAUSES[finding.cause].remedy for finding in found)
     return [(finding.layer, finding.since, finding.what) for finding in found]
 
 
@@ -143,25 +148,25 @@ def scale(name: str, factor: float) -> Callable[[nn.Module], Any]:
     return change
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a rate 5 times too high": ({"rate": 5.0}, "optimizer", "learning rate in the early phase"),
-    "a rate 5 times too low": ({"rate": 0.2}, "optimizer", "learning rate in the early phase"),
-    "a rate that falls to nothing": ({"schedule": 0.8}, "optimizer", "learning rate in the late phase"),
-    "weight decay": ({"decay": 1e-2}, "optimizer", "weight decay"),
-    "dropout": ({"dropout": 0.5}, "(net)", "largest share that a dropout leaves out"),
-    "inputs not normalised": ({"change": lambda x: 6 * x + 5}, "inputs", "of a typical batch"),
-    "inputs normalised twice": ({"change": lambda x: x / 6 - 1}, "inputs", "of a typical batch"),
-    "labels that do not belong to the inputs": ({"shuffled": True}, "loss", "loss in part"),
-    "a sum in place of a mean": ({"summed": True}, "loss", "loss in "),
+FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "a rate 5 times too high": ({"rate": 5.0}, "optimizer", "learning rate in the early phase", "rate-too-high"),
+    "a rate 5 times too low": ({"rate": 0.2}, "optimizer", "learning rate in the early phase", "rate-too-low"),
+    "a rate that falls to nothing": ({"schedule": 0.8}, "optimizer", "learning rate in the ", "schedule"),
+    "weight decay": ({"decay": 1e-2}, "optimizer", "weight decay", "weight-decay"),
+    "dropout": ({"dropout": 0.5}, "(net)", "largest share that a dropout leaves out", "dropout"),
+    "inputs not normalised": ({"change": lambda x: 6 * x + 5}, "inputs", "of a typical batch", "inputs-not-normalised"),
+    "inputs normalised twice": ({"change": lambda x: x / 6 - 1}, "inputs", "of a typical batch", "inputs-not-normalised"),
+    "labels that do not belong to the inputs": ({"shuffled": True}, "loss", "loss in part", "labels-do-not-fit"),
+    "a sum in place of a mean": ({"summed": True}, "loss", "loss in ", "wrong-loss"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", NETS)
 def test_what_no_fixed_limit_sees_is_found(name: str, fault: str) -> None:
-    options, layer, what = FAULTS[fault]
-    found = left(train(name, 9, **options), good(name))
-    assert any(where == layer and what in text for where, _, text in found), found
+    options, layer, what, cause = FAULTS[fault]
+    found = [one for one in findings(train(name, 9, **options), against=good(name)) if one.kind == "left-range"]
+    assert any((one.layer, one.cause) == (layer, cause) and what in one.what for one in found), found
 
 
 @pytest.mark.parametrize("factor", [10.0, 0.1])
@@ -170,6 +175,94 @@ def test_the_initial_weights_of_one_layer_are_found_in_this_layer(name: str, wei
     found = left(train(name, 9, prepare=scale(weight, factor)), good(name))
     layer = weight.removesuffix(".weight")
     assert (layer, 0) in [(where, since) for where, since, what in found if "norm of weight in the early phase" in what], found
+
+
+def without(layer: str, instead: nn.Module) -> Callable[[nn.Module], Any]:
+    return lambda net: net.set_submodule(layer, instead)
+
+
+CHANGED: dict[str, tuple[Callable[[nn.Module], Any], list[tuple[str, str, str]]]] = {
+    "an activation left out": (
+        without("3", nn.Identity()),
+        [("3", "a layer of the class Identity; good runs: a layer of the class ReLU", "no-nonlinearity")],
+    ),
+    "outputs rectified": (
+        without("9", nn.Sequential(nn.Linear(144, 10), nn.ReLU())),
+        [
+            ("9", "a layer of the class Sequential; good runs: a layer of the class Linear", ""),
+            ("9.0", "a layer of the class Linear; good runs: no layer of this name was recorded", ""),
+            ("9.1", "a layer of the class ReLU; good runs: no layer of this name was recorded", "output-activation"),
+        ],
+    ),
+    "a norm left out": (
+        without("5", nn.Identity()),
+        [("5", "a layer of the class Identity; good runs: a layer of the class BatchNorm2d", "normalisation")],
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_layers_of_other_classes_are_named(change: str) -> None:
+    prepare, expected = CHANGED[change]
+    found = findings(train("cnn", 9, prepare=prepare), against=good("cnn"))
+    assert [(one.layer, one.what, one.cause) for one in found if "a layer of the class" in one.what] == expected
+
+
+@pytest.mark.parametrize(("name", "left_out"), [("cnn", "4"), ("transformer", "embed")])
+def test_weights_that_good_runs_update_and_this_one_does_not_are_named(name: str, left_out: str) -> None:
+    def held(net: nn.Module) -> Any:
+        return [weight for path, weight in net.named_parameters() if not path.startswith(f"{left_out}.")]
+
+    found = [one for one in findings(train(name, 9, held=held), against=good(name)) if one.kind == "left-range"]
+    told = [(one.layer, one.cause) for one in found if one.what.startswith("no updates; size of an update")]
+    assert told == [(left_out, "not-in-optimizer")]
+    assert found[0].layer == "optimizer"
+    assert "parameters that the optimizer holds" in found[0].what
+
+
+def test_outputs_and_targets_of_another_shape_are_named() -> None:
+    def batches(columns: int) -> Evidence:
+        rows = rows_of(torch.randn(12, 32, columns)).repeat(12, 1)
+        rows[:, BATCH.index("count")], rows[:, BATCH.index("samples")] = 32 * columns, 32
+        columns_of = dict(zip(BATCH, rows.T.tolist(), strict=False))
+        return Evidence([], outputs={"": BatchCourse(columns_of, [0.0] * 64)}, loss=Course([1.0] * 12))
+
+    usual = {trait.key: Range(trait.values[0], trait.values[0], trait.margin) for trait in traits(batches(4))}
+    found, _ = left_ranges(batches(12), Learned(1, (12, 12), usual))
+    assert [(one.layer, one.cause) for one in found] == [("outputs", "wrong-axis")]
+    assert "number of elements of a sample" in found[0].what
+
+
+def test_if_layers_left_no_range_at_first_the_loss_is_told_before_them() -> None:
+    early, late = ("weights", "0", "norm of weight", "early"), ("weights", "0", "norm of weight", "late")
+    usual = {Key("loss", "loss", "loss", "part 8 of 8"): Range(0.9, 1.1, 0.2), Key(*late): Range(0.0, 0.0, 0.5)}
+    loss = Course([2.0] * 40)
+
+    def order(first: float) -> list[str]:
+        weights = {"0": {"weight": Course([first] * 10 + [1e3] * 30)}}
+        known = Evidence([], loss=loss, weights=weights)
+        return [one.layer for one in left_ranges(known, Learned(1, (40, 40), usual | {Key(*early): Range(0.0, 0.0, 0.5)}))[0]]
+
+    assert order(1.0) == ["loss", "0"]
+    assert order(1e3) == ["0", "loss"]
+
+
+@pytest.mark.slow
+def test_the_benchmark_scores_what_findings_say(tmp_path: Path) -> None:
+    from benchmarks.diagnosis import good_runs
+
+    names = [("mlp", None, 0), ("mlp", "labels-shuffled", 0)]
+    for one in [*names, *(("mlp", None, seed) for seed in (1, 2, 3))]:
+        good_runs.record(one, tmp_path)
+    runs = [load(good_runs.at(one, tmp_path).with_suffix(".rec")) for one in names]
+    alone = [{"150": [(one.kind, one.layer, one.causes, one.severity, one.what) for one in findings(run)]} for run in runs]
+    told = good_runs.told("mlp", names, alone, tmp_path)
+    found = [row.found for way, row in told if way == "the rules and one good run"]
+    against = good_runs.at(("mlp", None, 1), tmp_path).with_suffix(".rec")
+    for row, run in zip(found, runs, strict=True):
+        assert row == [(one.kind, one.layer, one.causes, one.severity, one.what) for one in findings(run, against=against)]
+    assert not found[0]
+    assert found[1]
 
 
 def test_since_is_the_step_at_which_it_left() -> None:
