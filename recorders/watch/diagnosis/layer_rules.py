@@ -305,7 +305,8 @@ def _by_sigmoids(known: Evidence) -> Iterator[Finding]:
     if first[1] < SIGMOIDS * end[1]:
         what = f"all {len(activations)} activation functions are sigmoids, and the norm of gradients is {end[1]:.1e} at {end[0]}"
         what += f" and {first[1]:.1e} at {first[0]}"
-        slow = known.loss is not None and not 0 <= known.loss.end() < LOSS.well * known.loss.start()
+        loss = known.loss
+        slow = loss is not None and len(loss) > LOSS.long and not 0 <= loss.end() < LOSS.well * loss.start()
         yield fault("vanishing-gradients", activations[0].name, what, severity="warning" if slow else "notice")
 
 

@@ -102,6 +102,7 @@ def in_a_list(setup: Setup) -> None:
 
 
 def sigmoids(setup: Setup) -> None:
+    setup.steps = 120  # a net with sigmoids that learns may begin slowly
     for place in (1, 4):
         setup.net[place] = nn.Sigmoid()  # type: ignore[index]
 
