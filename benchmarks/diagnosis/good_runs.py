@@ -38,7 +38,8 @@ from recorders import Learned, learn, load
 from recorders.watch.diagnosis.evidence import evidence
 from recorders.watch.diagnosis.explaining import rank_of
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.learned import left_ranges
+from recorders.watch.diagnosis.learned import first_steps, left_ranges
+from recorders.watch.diagnosis.traits import FIRST
 
 Names: TypeAlias = tuple[str, str | None, int]
 """Of the program and the fault, and the seed."""
@@ -94,6 +95,8 @@ def told(program: str, several: Sequence[Names], alone: Sequence[dict[str, Any]]
             left, _ = left_ranges(known, good)
             found.append((way, _with(row, steps, left)))
             found.append((f"the rules and {way}", _with(row, steps, sorted([*by_rules, *left], key=rank_of))))
+        begun, _ = left_ranges(known, first_steps(learned["one good run"]))
+        found.append(("the first steps of one good run", _with(row, FIRST, begun)))
     return found
 
 

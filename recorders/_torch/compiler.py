@@ -369,6 +369,9 @@ def _installer(call: Callable[[], object]) -> Callable[[], bool]:
     def install() -> bool:
         handler = or_else("torch._dynamo.callback.callback_handler", None)
         if handler is not None and callback not in handler.start_callbacks:
+            # If a function that was compiled calls `backward`, Dynamo is on when that is compiled in turn. It would trace the
+            # callback, and for that wait for the lock that it holds while callbacks run.
+            never_trace(callback)
             handler.start_callbacks = _Callbacks([*handler.start_callbacks, callback])
         return handler is not None
 

@@ -20,6 +20,7 @@ from recorders.streams.files import StreamFiles
 from recorders.watch.charts import ChartView, axis_of, charts_of
 from recorders.watch.diagnosis.finding import Findings
 from recorders.watch.diagnosis.findings import findings as found_in
+from recorders.watch.diagnosis.learned import Learned, learn, learned_at
 from recorders.watch.replay import as_of
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.live import LiveTable, rendered
@@ -37,6 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_source(parser, "path", of="a recording, a timeline or a stream")
     add_names(parser)
     parser.add_argument("--findings", action="store_true", help="only what is likely wrong; the status is 1 if anything is")
+    good = "what good runs were like: the recording of one, or the file that recorders.learn wrote; of several, once for each"
+    parser.add_argument("--against", action="append", metavar="GOOD", help=good)
     parser.add_argument("--at", type=int, metavar="TICK", help="a timeline as it was after this tick")
     parser.add_argument("--follow", action="store_true", help="a timeline or a stream as it grows, until Ctrl+C")
     parser.add_argument("--every", type=at_least(0.1, float), default=1.0, help="seconds between two looks")
@@ -48,6 +51,7 @@ def run(
     path: str,
     names: str | None = None,
     findings: bool = False,
+    against: Sequence[str] | None = None,
     at: int | None = None,
     follow: bool = False,
     every: float = 1.0,
@@ -58,14 +62,17 @@ def run(
     if findings and (follow or names is not None):
         raise UsageError("--findings tells of all that was recorded by now: leave --follow and --names out")
     source = open_source(path)
+    if against and not isinstance(source, Recording):
+        raise NotARecordingError(f"{path} is {kind_of(source)}: only a recording is compared with good runs; leave out --against")
+    good = None if not against else learned_at(against[0]) if len(against) == 1 else learn(*against)
     if at is not None:
         if not isinstance(source, Timeline):
             raise NotARecordingError(f"{path} is {kind_of(source)}, which has no ticks: show it without --at")
         source = as_of(source, at)
     if findings:
-        return _show_findings(source, path, as_json)
+        return _show_findings(source, path, as_json, good)
     if not follow:
-        _show(source, names, as_json)
+        _show(source, names, as_json, good)
     elif isinstance(source, Recording) or at is not None or (isinstance(source, Timeline) and is_url(path)):
         what = "is a recording, which" if isinstance(source, Recording) else "with --at, or at a URL,"
         raise NotARecordingError(f"{path} {what} does not grow: show it without --follow")
@@ -76,8 +83,8 @@ def run(
     return 0
 
 
-def _show(source: Source, names: str | None, as_json: bool) -> None:
-    faults = None if isinstance(source, StreamFiles) else found_in(source)
+def _show(source: Source, names: str | None, as_json: bool, good: Learned | None) -> None:
+    faults = None if isinstance(source, StreamFiles) else found_in(source, against=good)
     if as_json:
         print_json(_data(source, names) | (_judged(faults) if faults is not None else {}))
         return
@@ -86,11 +93,11 @@ def _show(source: Source, names: str | None, as_json: bool) -> None:
         console().print(f"\n{printable(faults)}")
 
 
-def _show_findings(source: Source, path: str, as_json: bool) -> int:
+def _show_findings(source: Source, path: str, as_json: bool, good: Learned | None) -> int:
     """Prints what is likely wrong; returns 1 if anything is."""
     if isinstance(source, StreamFiles):
         raise NotARecordingError(f"{path} is a stream, in which nobody looks for faults: show a recording or a timeline")
-    faults = found_in(source)
+    faults = found_in(source, against=good)
     if as_json:
         print_json(_judged(faults))
         return int(bool(faults))

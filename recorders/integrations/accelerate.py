@@ -10,11 +10,14 @@ from recorders.errors import require
 from recorders.integrations.training import Training
 from recorders.recorder.recorder import Recorder
 from recorders.watch.diagnosis.checkup import OnFinding
+from recorders.watch.diagnosis.learned import Against
 
 __all__ = ["attach"]
 
 
-def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer, on_finding: OnFinding | None = None) -> Recorder:
+def attach(
+    accelerator: Any, recorder: Recorder, optimizer: Optimizer, on_finding: OnFinding | None = None, against: Against = None
+) -> Recorder:
     """Attaches a recorder to an accelerator and an optimizer, prepared or not; returns the recorder.
 
     The clock advances with the steps that change the parameters, also under `accelerator.accumulate`, and counts the forwards of
@@ -29,11 +32,13 @@ def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer, on_findin
         on_finding: "warn", "stop" or "raise" looks for faults after steps of the optimizer; see `Checkup`. What that needs is
             recorded by `presets.health()`. "stop" calls `accelerator.set_trigger()`, so that
             `if accelerator.check_trigger(): break` in your loop ends it on all ranks.
+        against: what good runs were like, see `learn`: its file, or the recording of one; see `Checkup`.
 
     Raises:
         MissingExtraError: accelerate is not installed.
         TypeError: `accelerator` is no `Accelerator`, `recorder` no recorder, or `optimizer` no optimizer.
-        ValueError: `on_finding` is none of these.
+        ValueError: `on_finding` is none of these, or `against` is given without it.
+        StorageError: what is at the path `against` cannot be read.
         TrainingFaultError: by `optimizer.step()`, if `on_finding` is "raise".
 
     >>> import torch
@@ -51,7 +56,7 @@ def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer, on_findin
     ):
         if not isinstance(given, kind):
             raise TypeError(f"attach: {name} is a {type(given).__name__}; it must be a {kind.__name__}")
-    training = Training(recorder, on_finding)
+    training = Training(recorder, on_finding, against)
     recorder.attach(optimizer)
     if on_finding is not None:
 

@@ -21,11 +21,12 @@ class RecorderArguments(require("pydantic", "axolotl").BaseModel):  # type: igno
     Attributes:
         recorder: a function that makes the recorder from the model, as `package.module.function`; without it, `presets.health()` of
             all modules.
-        recorder_on_finding: see `RecorderCallback`.
+        recorder_on_finding, recorder_against: see `RecorderCallback`.
     """
 
     recorder: str | None = None
     recorder_on_finding: str | None = None
+    recorder_against: str | None = None
 
 
 class RecorderPlugin(require("axolotl.integrations.base", "axolotl").BasePlugin):  # type: ignore[misc]
@@ -51,7 +52,8 @@ class RecorderPlugin(require("axolotl.integrations.base", "axolotl").BasePlugin)
         return f"{__name__}.{RecorderArguments.__name__}"
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
-        self._callback = RecorderCallback(_function(cfg.get("recorder")), on_finding=cfg.get("recorder_on_finding"))
+        on_finding, against = (cfg.get(f"recorder_{name}") for name in ("on_finding", "against"))
+        self._callback = RecorderCallback(_function(cfg.get("recorder")), on_finding, against)
         return [self._callback]
 
     def post_train(self, cfg: Any, model: Any) -> None:

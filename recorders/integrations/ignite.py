@@ -11,6 +11,7 @@ from recorders.errors import require
 from recorders.integrations.training import InTraining
 from recorders.recorder.recorder import Recorder
 from recorders.watch.diagnosis.checkup import OnFinding
+from recorders.watch.diagnosis.learned import Against
 
 __all__ = ["RecorderHandler"]
 
@@ -32,10 +33,12 @@ class RecorderHandler(InTraining):
         on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
             what that needs. "stop" calls `engine.terminate()`, unless there are several ranks.
             `handler.checkup.found` lists what was found.
+        against: what good runs were like, see `learn`: its file, or the recording of one; see `Checkup`.
 
     Raises:
         TypeError: `recorder` is not a recorder.
-        ValueError: `on_finding` is none of these.
+        ValueError: `on_finding` is none of these, or `against` is given without it.
+        StorageError: what is at the path `against` cannot be read.
         TrainingFaultError: in the training, if `on_finding` is "raise".
 
     >>> import torch
@@ -52,10 +55,12 @@ class RecorderHandler(InTraining):
     (3, 3)
     """
 
-    def __init__(self, recorder: Recorder, optimizer: Optimizer, on_finding: OnFinding | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, optimizer: Optimizer, on_finding: OnFinding | None = None, against: Against = None
+    ) -> None:
         if not isinstance(recorder, Recorder):
             raise TypeError(f"RecorderHandler takes a Recorder whose modules are selected; got {type(recorder).__name__}")
-        super().__init__(recorder, on_finding)
+        super().__init__(recorder, on_finding, against)
         self._optimizer = optimizer
 
     def attach(self, engine: Any) -> None:

@@ -12,6 +12,7 @@ from recorders.capture.contents import all_modules
 from recorders.errors import RecorderError, require
 from recorders.integrations.training import InTraining, Recorded
 from recorders.watch.diagnosis.checkup import OnFinding
+from recorders.watch.diagnosis.learned import Against
 
 __all__ = ["RecorderCallback"]
 
@@ -56,17 +57,19 @@ class RecorderCallback(InTraining, require("keras", "keras").callbacks.Callback)
             A recorder that was made before also sees the forward by which Keras may build the model.
         on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
             what that needs. "stop" sets `model.stop_training`. `callback.checkup.found` lists what was found.
+        against: what good runs were like, see `learn`: its file, or the recording of one; see `Checkup`.
 
     Raises:
         MissingExtraError: keras is not installed.
         TypeError: `recorder` is neither a recorder nor a function.
-        ValueError: `on_finding` is none of these.
+        ValueError: `on_finding` is none of these, or `against` is given without it.
+        StorageError: what is at the path `against` cannot be read.
         RecorderError: in the training, if another backend than PyTorch runs it.
         TrainingFaultError: in the training, if `on_finding` is "raise".
     """
 
-    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None) -> None:
-        super().__init__(recorder, on_finding)
+    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None, against: Against = None) -> None:
+        super().__init__(recorder, on_finding, against)
         self._steps: _StepsOfKeras | None = None
         self._modes: list[tuple[nn.Module, bool]] = []  # before the validation that goes on
 

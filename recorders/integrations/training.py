@@ -20,6 +20,7 @@ from recorders.recordings.recording import Recording
 from recorders.recordings.storage.load import load
 from recorders.recordings.storage.tools import from_state_dict
 from recorders.watch.diagnosis.checkup import Checkup, OnFinding
+from recorders.watch.diagnosis.learned import Against, learned_at
 from reducers.errors import warn_user
 
 __all__ = ["InTraining", "Recorded", "Training"]
@@ -64,19 +65,25 @@ class Training:
 
     Args:
         recorder: see `Recorded`.
-        on_finding: see `InTraining`.
+        on_finding, against: see `InTraining`.
 
     Raises:
         TypeError: `recorder` is neither a recorder nor a function.
-        ValueError: `on_finding` is none of these.
+        ValueError: `on_finding` is none of these, or `against` is given without it.
+        StorageError: what is at the path `against` cannot be read.
     """
 
-    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None) -> None:
+    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None, against: Against = None) -> None:
         if not callable(recorder) and not isinstance(recorder, Recorder):
             raise TypeError(f"a trainer takes a Recorder, or a function that makes one from the net; got {type(recorder).__name__}")
         if on_finding not in (None, "warn", "stop", "raise"):
             raise ValueError(f"on_finding={on_finding!r}: choose 'warn', 'stop', 'raise', or None not to look for faults")
+        if against is not None and on_finding is None:
+            raise ValueError(
+                "against= is what runs are compared with when faults are looked for: give on_finding= too, such as 'warn'"
+            )
         self._recorded, self._on_finding = recorder, on_finding
+        self._against = None if against is None else learned_at(against)
         self.checkup: Checkup | None = None
         self._told = False  # that one rank does not stop alone
         self._losses = 0  # how many were there when the present batch began
@@ -162,7 +169,7 @@ class Training:
         if self._on_finding is None or not isinstance(self._recorded, Recorder):
             return False
         if self.checkup is None:
-            self.checkup = Checkup(self._recorded, self._on_finding)
+            self.checkup = Checkup(self._recorded, self._on_finding, against=self._against)
         self.checkup.step()
         return self.checkup.stop
 
@@ -242,11 +249,12 @@ class InTraining:
     Args:
         recorder: see `Recorded`.
         on_finding: what to do about a fault that `findings` finds; see `Checkup`. None: nobody looks.
+        against: what good runs were like in their first steps, which faults are looked for by, too; see `Checkup`.
     """
 
-    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None) -> None:
+    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None, against: Against = None) -> None:
         super().__init__()
-        self._training = Training(recorder, on_finding)
+        self._training = Training(recorder, on_finding, against)
 
     @property
     def recorder(self) -> Recorder:

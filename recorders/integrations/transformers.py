@@ -29,11 +29,13 @@ class RecorderCallback(InTraining, require("transformers", "transformers").Train
         on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
             what that needs. "stop" sets `control.should_training_stop`, unless there are several ranks.
             `callback.checkup.found` lists what was found.
+        against: what good runs were like, see `learn`: its file, or the recording of one; see `Checkup`.
 
     Raises:
         MissingExtraError: transformers is not installed.
         TypeError: `recorder` is neither a recorder nor a function.
-        ValueError: `on_finding` is none of these.
+        ValueError: `on_finding` is none of these, or `against` is given without it.
+        StorageError: what is at the path `against` cannot be read.
         TrainingFaultError: in the training, if `on_finding` is "raise".
 
     >>> import torch

@@ -8,6 +8,7 @@ from recorders.errors import RecordingWarning, TrainingFaultError
 from recorders.recorder.recorder import Recorder
 from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.findings import findings
+from recorders.watch.diagnosis.learned import Against, first_steps, learned_at
 from recorders.watch.visualizers.visualizer import Pace
 from reducers.errors import warn_user
 
@@ -36,6 +37,8 @@ class Checkup:
             the loop to end. "raise" raises these instead. What has the severity "warning" is warned of in any case.
         every: after the beginning it looks each time that so many steps have ended, or later, for the sake of time.
         example: what the net is called with, and `target` that of it: then a copy of the net is run at each look, see `findings`.
+        against: what good runs were like, see `learn`: its file, or the recording of one good run. A training that goes on is
+            compared with their first 10 steps; for the rest, call `findings(recorder, against=...)` at its end.
 
     Attributes:
         found: all that was told.
@@ -45,6 +48,7 @@ class Checkup:
     Raises:
         TypeError: `recorder` is not a recorder.
         ValueError: `on_finding` is none of these, or `every` is no positive whole number.
+        StorageError: what is at the path `against` cannot be read.
 
     >>> import torch
     >>> from recorders import presets
@@ -66,7 +70,13 @@ class Checkup:
     """
 
     def __init__(
-        self, recorder: Recorder, on_finding: OnFinding = "warn", every: int = 50, example: Any = None, target: Any = None
+        self,
+        recorder: Recorder,
+        on_finding: OnFinding = "warn",
+        every: int = 50,
+        example: Any = None,
+        target: Any = None,
+        against: Against = None,
     ) -> None:
         if not isinstance(recorder, Recorder):
             raise TypeError(f"Checkup takes a Recorder, such as presets.health().modules(net); got {type(recorder).__name__}")
@@ -76,6 +86,7 @@ class Checkup:
             raise ValueError(f"Checkup(every={every!r}): give a whole number of steps, at least 1")
         self.recorder, self.on_finding, self.every = recorder, on_finding, every
         self.example, self.target = example, target
+        self.against = None if against is None else first_steps(learned_at(against))
         self.found: list[Finding] = []
         self.stop = False
         self._calls = 0
@@ -113,7 +124,7 @@ class Checkup:
         """The faults that were not told."""
         told = {(one.kind, one.layer) for one in self.found}
         try:
-            found = findings(self.recorder, example=self.example, target=self.target)
+            found = findings(self.recorder, against=self.against, example=self.example, target=self.target)
             return [one for one in found if (one.kind, one.layer) not in told]
         except Exception as error:  # of a rule, or of a reducer of the user's
             if not self._failed:

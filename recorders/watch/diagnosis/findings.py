@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from recorders.recorder.recorder import Recorder
@@ -16,7 +15,7 @@ from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.explaining import explained
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
-from recorders.watch.diagnosis.learned import Learned, learned_at, left_ranges
+from recorders.watch.diagnosis.learned import Against, learned_at, left_ranges
 from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.diagnosis.probe.probing import Probed, probed
 from recorders.watch.timeline import Timeline
@@ -27,7 +26,7 @@ __all__ = ["Finding", "Findings", "findings"]
 def findings(
     recorded: Recorder | Recording | Timeline,
     *,
-    against: Learned | str | Path | None = None,
+    against: Against = None,
     example: Any = None,
     target: Any = None,
 ) -> Findings:

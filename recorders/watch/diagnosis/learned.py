@@ -7,10 +7,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
 from recorders.recorder.recorder import Recorder
@@ -21,7 +21,7 @@ from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.traits import LEAST, TINY, Key, Trait, has_class, length, traits
 
-__all__ = ["Learned", "Range", "learn", "learned_at", "left_ranges"]
+__all__ = ["Against", "Learned", "Range", "first_steps", "learn", "learned_at", "left_ranges"]
 
 _SCHEMA = 1
 _FORMAT = "torch-recorders learned"
@@ -162,6 +162,16 @@ def learned_at(source: Learned | str | os.PathLike[str]) -> Learned:
     if is_url(source) or os.path.isdir(as_path(source)):
         return learn(source)
     return Learned.load(source)
+
+
+Against: TypeAlias = Learned | str | os.PathLike[str] | None
+"""What good runs were like, as it is given: what `learn` returned, its file, or the recording of one; None for none."""
+
+
+def first_steps(learned: Learned) -> Learned:
+    """What good runs were like in their first steps, and of which layers they are made: by that a run is judged that goes on."""
+    ranges = {key: usual for key, usual in learned.ranges.items() if key.phase == "early" or key.role == "layers"}
+    return replace(learned, ranges=ranges)
 
 
 class _Seen(NamedTuple):

@@ -14,8 +14,10 @@ from recorders.monitors.parameters import ParameterGradientMonitor
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.lens import Lens, Names, names_of
 from reducers import Reducer, Result, State
+from reducers.core.checks import check_keys, check_shape
 from reducers.core.inputs import observation
 from reducers.core.states import check_states, require_state, to_device
+from reducers.errors import StateError
 from reducers.kernels.precision import real, wide_float
 from reducers.state import Nonfinite
 
@@ -108,6 +110,13 @@ class Scatter(Reducer):
             "mean": torch.addcmul(a["mean"], delta, share.to(delta.dtype)),
             "scatter": a["scatter"] + b["scatter"] + distance * share * a["count"],
         }
+
+    def _check(self, state: State) -> None:
+        check_keys(self, state, ("count", "nonfinite", "mean", "scatter"))
+        for key in ("count", "nonfinite", "scatter"):
+            check_shape(self, state, key, (), *((torch.float64, torch.float32) if key == "scatter" else (torch.int64,)))
+        if not (state["mean"].is_floating_point() or state["mean"].is_complex()):
+            raise StateError(f"{self!r} has no such state: its mean is of {state['mean'].dtype}")
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

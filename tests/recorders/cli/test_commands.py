@@ -18,7 +18,20 @@ from paths import ROOT
 from terminal import in_terminal
 from torch import nn
 
-from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, RecordingWarning, Stream, Timeline, lenses, load
+from recorders import (
+    CallMonitor,
+    ForwardMonitor,
+    Inspector,
+    Recorder,
+    RecordingWarning,
+    Stream,
+    Timeline,
+    findings,
+    learn,
+    lenses,
+    load,
+    presets,
+)
 from recorders.cli import main
 from recorders.watch.visualizers import live
 from reducers import Activity, Collect, Count, Mean, Product, Summary
@@ -355,6 +368,36 @@ def test_show_findings_of_a_timeline_says_since_when(tmp_path: Path, capsys: Pri
     assert main(["show", str(tmp_path / "run.db"), "--findings"]) == 1
     assert capsys.readouterr().out.startswith("error: train: values are NaN or infinite, since epoch 1\n")
     assert "no fault was found" in said(capsys, "show", tmp_path / "run.db", "--findings", "--at", "0")
+
+
+def trained(rate: float, seed: int, path: Path) -> Path:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+    with presets.health().modules(net) as recorder:
+        for _ in range(20):
+            optimizer.zero_grad()
+            net(torch.randn(32, 4)).square().mean().backward()
+            optimizer.step()
+    return recorder.save(path)
+
+
+def test_show_compares_with_good_runs(tmp_path: Path, capsys: Printed) -> None:
+    good = [trained(0.01, seed, tmp_path / f"good-{seed}") for seed in (0, 1)]
+    learned = learn(*good, path=tmp_path / "good.json")
+    other = trained(0.05, 2, tmp_path / "other")
+    told = "warning: optimizer: learning rate in the early phase: 0.05; good runs: 0.01, and up to 0.02 is within the margin"
+    for against in ([good[0]], good, [tmp_path / "good.json"]):
+        options = [option for one in against for option in ("--against", str(one))]
+        assert main(["show", str(other), "--findings", *options]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert f"{told}, since step 0" in lines
+        assert "  likely: the learning rate is too high" in lines
+        assert "learning rate in the early phase: 0.05" in " ".join(said(capsys, "show", other, *options).split())
+    assert json.loads(said(capsys, "show", other, "--json", "--against", good[0]))["findings"]
+    assert any("statistics" in one for one in findings(load(other), against=learned).examined)
+    assert "only a recording is compared" in said(capsys, "show", timeline(tmp_path / "run.db"), "--against", good[0], status=1)
+    assert "there is nothing at" in said(capsys, "show", other, "--against", tmp_path / "none.json", status=1)
 
 
 def test_show_findings_ends_with_0_if_there_is_none_and_takes_no_part(tmp_path: Path, capsys: Printed) -> None:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import SequentialSampler
 from trainings import EPOCHS, MICRO_BATCHES, ROWS, alike, new_net, new_optimizer, new_recorder, plain
 
-from recorders import CallMonitor, ForwardMonitor, Recorder, load, presets
+from recorders import CallMonitor, ForwardMonitor, Recorder, learn, load, presets
 from recorders.errors import RecordingWarning, TrainingFaultError
 from reducers import Collect, Count
 
@@ -126,6 +126,22 @@ def test_a_trainer_at_a_rate_of_zero_is_stopped(tmp_path: Path) -> None:
     assert still(callback, tmp_path, new_net()).global_step == 10
     assert callback.checkup is not None
     assert "rate-is-zero" in [finding.kind for finding in callback.checkup.found]
+
+
+@pytest.mark.filterwarnings("ignore::recorders.errors.RecordingWarning")
+def test_a_trainer_is_compared_with_the_first_steps_of_good_runs(tmp_path: Path) -> None:
+    def healthy(net: nn.Module) -> Recorder:
+        return presets.health().modules(net.get_submodule("body"))
+
+    good = RecorderCallback(healthy)
+    train(good, tmp_path / "good", new_net(), epochs=4)
+    learn(good.recorder, path=tmp_path / "good.json")
+    callback = RecorderCallback(healthy, on_finding="warn", against=tmp_path / "good.json")
+    still(callback, tmp_path, new_net())
+    assert callback.checkup is not None
+    assert any("learning rate in the early phase: 0; good runs: " in one.what for one in callback.checkup.found)
+    with pytest.raises(ValueError, match=r"give on_finding= too"):
+        RecorderCallback(healthy, against=tmp_path / "good.json")
 
 
 def test_a_trainer_at_a_rate_of_zero_raises_if_it_may(tmp_path: Path) -> None:

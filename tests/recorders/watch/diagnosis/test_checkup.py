@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from recorders import Checkup, Recorder, TrainingFaultError, presets
+from recorders import Checkup, Recorder, RecordingNotFoundError, TrainingFaultError, learn, presets
 from recorders.errors import RecordingWarning
 from recorders.watch.diagnosis import checkup as checkups
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
@@ -54,13 +55,13 @@ def warned(checkup: Checkup, count: int) -> list[str]:
     return [str(one.message) for one in found]
 
 
-def trained(rate: float, count: int, on_finding: Any = "warn") -> tuple[Checkup, int]:
+def trained(rate: float, count: int, on_finding: Any = "warn", against: Any = None, seed: int = 0) -> tuple[Checkup, int]:
     """A training that ends when the checkup says so, and the number of its steps."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
     with presets.health().modules(net) as recorder:
-        checkup = Checkup(recorder, on_finding)
+        checkup = Checkup(recorder, on_finding, against=against)
         for step in range(count):
             optimizer.zero_grad()
             x = torch.randn(16, 4)
@@ -93,6 +94,23 @@ def test_a_training_at_a_rate_of_zero_is_stopped_or_raises_if_it_may() -> None:
     assert (count, checkup.stop) == (10, True)
     with pytest.raises(TrainingFaultError, match=r"after 10 steps: optimizer: the learning rate is 0 in all 10 steps"):
         trained(0.0, 30, "raise")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_training_that_goes_on_is_compared_with_the_first_steps_of_good_runs(seed: int, tmp_path: Path) -> None:
+    good = trained(0.05, 120)[0].recorder.save(tmp_path / "good")
+    learn(good, path=tmp_path / "good.json")
+    for against in (good, tmp_path / "good.json", learn(good)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            healthy, _ = trained(0.05, 100, "raise", against, seed)  # also in the middle, where good runs were further
+        assert healthy.found == []
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            slow, _ = trained(0.01, 12, "warn", against, seed)
+        (told,) = [str(one.message) for one in given if "learning rate in the early phase" in str(one.message)]
+        assert told.startswith("after 10 steps: optimizer: learning rate in the early phase: 0.01; good runs: 0.05")
+        assert ("left-range", "optimizer", "rate-too-low") in [(one.kind, one.layer, one.cause) for one in slow.found]
 
 
 def test_a_healthy_training_is_left_alone() -> None:
@@ -192,6 +210,8 @@ def test_wrong_arguments_are_named() -> None:
         Checkup(nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="choose 'warn', 'stop' or 'raise'"):
         Checkup(presets.health(), "halt")  # type: ignore[arg-type]
+    with pytest.raises(RecordingNotFoundError, match=r"there is nothing at none\.json"):
+        Checkup(presets.health(), against="none.json")
     for every in (0, 2.5, True):
         with pytest.raises(ValueError, match="a whole number of steps"):
             Checkup(presets.health(), every=every)  # type: ignore[arg-type]
