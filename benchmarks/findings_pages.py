@@ -169,7 +169,7 @@ def good_runs() -> str:
     alone, rows = _result("diagnosis").get("scores", {}), []
     for part, ways in _result("diagnosis_good_runs").get("scores", {}).items():
         for way, one in {"the rules alone": alone[part], **ways}.items():
-            if not way.startswith("the rules"):
+            if not way.startswith("the "):
                 continue
             name, _, shares, *found, alarms = _scored(part, "", one["all"], f"{one['false alarms']} of {one['healthy']}")
             rows.append((name, shares, way, *found, alarms))
