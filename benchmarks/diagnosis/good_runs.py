@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,8 +45,6 @@ Names: TypeAlias = tuple[str, str | None, int]
 """Of the program and the fault, and the seed."""
 GOOD = {"one good run": (1,), "three good runs": (1, 2, 3)}
 """The seeds of the good runs."""
-TOLD = 3
-"""How many findings of each training are written into the results: those by which places and causes are scored."""
 
 
 def record(names: Names, folder: Path) -> None:
@@ -136,21 +134,24 @@ def _names(one: Case) -> Names:
     return one.program.name, one.fault.name if one.fault else None, one.seed
 
 
+def _score(row: Row) -> str:
+    """What of a fault was right, or whether a healthy training raised an alarm."""
+    if not row.fault:
+        return "alarm" if row.found else ""
+    return " ".join(name for name, holds in (("found", row.found), ("place", row.located), ("cause", row.right)) if holds)
+
+
 def main(folder: str, *parts: str) -> None:
     path = RESULTS / "diagnosis_good_runs.json"
     before = json.loads(path.read_text()) if path.exists() and parts else {}
-    scores, rows = before.get("scores", {}), before.get("told", {})
+    scores, rows = before.get("scores", {}), before.get("rows", {})
     for part in parts or PARTS:
         found = scored(part, Path(folder))
         scores[part] = {way: summary(several) for way, several in found.items()}
-        rows[part] = {
-            way: [asdict(replace(row, told={steps: found[:TOLD] for steps, found in row.told.items()})) for row in several]
-            for way, several in found.items()
-            if way in GOOD
-        }
+        rows[part] = {way: {f"{row.program} {row.fault}": _score(row) for row in several} for way, several in found.items()}
         for way, one in scores[part].items():
             print("\n".join(lines(f"{part}, {way}", one)), flush=True)
-    write("diagnosis_good_runs", scores=scores, told=rows)
+    write("diagnosis_good_runs", scores=scores, rows=rows)
 
 
 if __name__ == "__main__":

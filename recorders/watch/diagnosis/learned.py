@@ -292,7 +292,7 @@ def _absent(known: Evidence, learned: Learned, here: Container[Key]) -> Iterator
             yield _Left(Key("layers", where, "", "whole"), math.inf, True, what, [], _why(was or "", became or ""))
     for key, usual in learned.ranges.items():
         of = known.updates.get(key.where) if key.role == "updates" and key.phase == "early" and key not in here else None
-        if of is not None and not of.get(key.statistic.rpartition(" of ")[2]) and length(known) >= LEAST:
+        if of is not None and not of.get(key.statistic.rpartition(" of ")[2]) and len(known.fact("step")) >= LEAST:
             what = f"no updates; {key.statistic} of good runs: {_between(usual, ratio=True)}"
             yield _Left(key, math.inf, False, what, [], ("not-in-optimizer", "no-steps", "frozen"))
 
