@@ -149,10 +149,7 @@ def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> lis
         layers: how many have weights that are trained.
         sure: whether causes are those that something tells of.
     """
-    told: dict[tuple[str, ...], Finding] = {}
-    for one in faults:
-        told.setdefault((one.kind, one.layer, one.what if one.kind == "left-range" else ""), one)
-    faults = [*told.values()]
+    faults = [*{(one.kind, one.layer, one.what * (one.kind == "left-range")): one for one in faults[::-1]}.values()][::-1]
     if any(one.kind == "equal-outputs" and one.layer != "(net)" for one in faults):  # a run showed where
         faults = [one for one in faults if (one.kind, one.layer) != ("equal-outputs", "(net)")]
     for kind, place in OF_TRAINING.items():
