@@ -38,7 +38,8 @@ from recorders import Learned, learn, load
 from recorders.watch.diagnosis.evidence import evidence
 from recorders.watch.diagnosis.explaining import rank_of
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.learned import first_steps, left_ranges
+from recorders.watch.diagnosis.learned import first_steps
+from recorders.watch.diagnosis.left_ranges import left_ranges
 from recorders.watch.diagnosis.traits import FIRST
 
 Names: TypeAlias = tuple[str, str | None, int]

@@ -15,7 +15,8 @@ from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.explaining import explained
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
-from recorders.watch.diagnosis.learned import Against, learned_at, left_ranges
+from recorders.watch.diagnosis.learned import Against, learned_at
+from recorders.watch.diagnosis.left_ranges import left_ranges
 from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.diagnosis.probe.probing import Probed, probed
 from recorders.watch.timeline import Timeline

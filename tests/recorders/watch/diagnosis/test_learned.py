@@ -35,7 +35,8 @@ from recorders import (
 from recorders.watch.diagnosis.batches import BATCH, rows_of
 from recorders.watch.diagnosis.causes import CAUSES
 from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
-from recorders.watch.diagnosis.learned import Range, left_ranges
+from recorders.watch.diagnosis.learned import Range
+from recorders.watch.diagnosis.left_ranges import left_ranges
 from recorders.watch.diagnosis.traits import Key, traits
 from reducers import Summary
 
