@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_source(parser, "path", of="a recording, a timeline or a stream")
     add_names(parser)
     parser.add_argument("--findings", action="store_true", help="only what is likely wrong; the status is 1 if anything is")
-    good = "what good runs were like: the recording of one, or the file that recorders.learn wrote; of several, once for each"
+    good = "what good runs were like: the recording of one, and once more for each further one; or one file of recorders.learn"
     parser.add_argument("--against", action="append", metavar="GOOD", help=good)
     parser.add_argument("--at", type=int, metavar="TICK", help="a timeline as it was after this tick")
     parser.add_argument("--follow", action="store_true", help="a timeline or a stream as it grows, until Ctrl+C")
