@@ -19,8 +19,8 @@ loses a tenth of what was learned.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -104,18 +104,21 @@ def lines(name: str, scores: dict[str, Any]) -> Iterator[str]:
     yield f"  found after {scores['steps until found, median']} steps, by the median"
 
 
-def main(*options: str) -> None:
-    parts = [part for part in PARTS if f"--{part.replace(' ', '-')}" in options] or [*PARTS]
-    watches = [name for name in WATCHES if name != "ours"] if "--peers" in options else ["ours"]
-    suffix = "_compiled" * ("--compiled" in options) + "_peers" * ("--peers" in options)
-    suffix += "_at_first" * ("--at-first" in options)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option in (*PARTS, "compiled", "peers", "at first"):
+        parser.add_argument(f"--{option.replace(' ', '-')}", dest=option, action="store_true")
+    given = vars(parser.parse_args())
+    parts = [part for part in PARTS if given[part]] or [*PARTS]
+    watches = [name for name in WATCHES if name != "ours"] if given["peers"] else ["ours"]
+    suffix = "_compiled" * given["compiled"] + "_peers" * given["peers"] + "_at_first" * given["at first"]
     path = RESULTS / f"diagnosis{suffix}.json"
     before = json.loads(path.read_text()) if path.exists() and len(parts) < len(PARTS) else {}
     scores: dict[str, Any] = before.get("scores", {})
     told: dict[str, Any] = before.get("told", {})
     for part in parts:
         for watch in watches:
-            found = rows(PARTS[part](), "aot_eager" if "--compiled" in options else None, watch)
+            found = rows(PARTS[part](), "aot_eager" if given["compiled"] else None, watch)
             name = part if watch == "ours" else f"{part}, {watch}"
             scores[name], told[name] = summary(found), [*map(asdict, found)]
             print("\n".join(lines(name, scores[name])), flush=True)
@@ -123,4 +126,4 @@ def main(*options: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -14,7 +14,9 @@ extractor of version 0.4.1 does not all produce:
 - named: the same figures of each step, made into the features that the predictor was trained on by the package's own
   `build_feature_vector` under the names it was trained with. Ours, in favour of DEFault++.
 - centred: named, and each feature moved and scaled by what the other healthy runs of this benchmark have, to what the healthy runs
-  of DEFault++ have. This tells it what is healthy here, which a user would not know, and our diagnosis is not told.
+  of DEFault++ have. This tells it what is healthy here.
+
+Ours is asked twice: by its rules alone, and with one healthy training of another seed at hand (`findings(..., against=)`).
 
 Run: pip install --no-deps defaultplusplus && pip install transformers scikit-learn pandas
      python -m benchmarks.diagnosis.deform [--arch encoder|decoder] [--operators QZQ,FCA] [--seeds 2] [--all] [--without-ours]
@@ -32,7 +34,8 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -232,8 +235,8 @@ class Run:
         return {"score": score, "loss": loss, **({"accuracy": score} if self.task.arch == "encoder" else {})}
 
 
-def ours(net: nn.Module, steps: Iterable[Step]) -> list[str]:
-    """What our diagnosis says of a training: the faults found, worst first. `steps` trains."""
+def recorded(net: nn.Module, steps: Iterable[Step]) -> tuple[recorders.Recorder, Batch]:
+    """What our diagnosis looks at, and the last batch. `steps` trains."""
     recorder = recorders.presets.health().modules(net)
     batch: Batch = {}
     with recorder:
@@ -241,8 +244,24 @@ def ours(net: nn.Module, steps: Iterable[Step]) -> list[str]:
             batch = step.batch
             recorder.push("loss", step.loss)
             recorder.push("target", batch["labels"])
-    found = recorders.findings(recorder, example=batch, target=batch["labels"])
-    return [f"{finding.layer}: {finding.what}" for finding in found]
+    return recorder, batch
+
+
+@cache
+def good_run(arch: str, variant: Variant) -> recorders.Learned:
+    """What a healthy training of another seed was like."""
+    training = Run(TASKS[arch], replace(variant, seed=variant.seed + 100))
+    return recorders.learn(recorded(training.net, training.steps())[0])
+
+
+def ours(net: nn.Module, steps: Iterable[Step], good: recorders.Learned) -> dict[str, list[str]]:
+    """What our diagnosis says of a training, by its rules alone and with a good run at hand: the faults found, worst first."""
+    recorder, batch = recorded(net, steps)
+    found = {
+        "rules": recorders.findings(recorder, example=batch, target=batch["labels"]),
+        "good run": recorders.findings(recorder, against=good, example=batch, target=batch["labels"]),
+    }
+    return {how: [f"{finding.layer}: {finding.what}" for finding in several] for how, several in found.items()}
 
 
 @dataclass(frozen=True)
@@ -390,7 +409,7 @@ class Row:
     problem: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     peer: dict[str, Verdict] = field(default_factory=dict)
-    ours: list[str] | None = None
+    ours: dict[str, list[str]] | None = None
 
 
 def operators(arch: str, chosen: Sequence[str], every_value: bool) -> Iterator[tuple[str, str, Any]]:
@@ -432,7 +451,7 @@ def observe(
         row.problem = f"{type(raised).__name__}: {raised}".splitlines()[0]
         return {}
     if with_ours:
-        row.ours, _ = watched(ours, "ours")
+        row.ours, _ = watched(partial(ours, good=good_run(task.arch, variant)), "ours")
     return {reading: dict(values) for reading, values in features.items()}
 
 
@@ -481,9 +500,10 @@ def ask_ours(arch: str, row: Row) -> None:
     if row.component is not None:
         values = [value for _, _, value in operators(arch, [operator], True)]
         fault = (operator, next((value for value in values if str(value) == shown), None))
+    good = good_run(arch, VARIANTS[row.seed])
     training = Run(TASKS[arch], VARIANTS[row.seed])
     with _fault(training.net, *fault) if fault else contextlib.nullcontext():
-        row.ours = ours(training.net, training.steps())
+        row.ours = ours(training.net, training.steps(), good)
 
 
 def show(row: Row) -> None:
@@ -492,7 +512,7 @@ def show(row: Row) -> None:
         print(f"{row.arch} {row.name:18} seed {row.seed}  no training: {row.problem[:80]}", flush=True)
         return
     said = "  ".join(f"{reading} {verdict.category or '-':11}" for reading, verdict in row.peer.items())
-    mine = "" if row.ours is None else f"  ours {len(row.ours)}: {row.ours[0][:50] if row.ours else '-'}"
+    mine = "".join(f"  {how} {len(found)}: {found[0][:50] if found else '-'}" for how, found in (row.ours or {}).items())
     print(f"{row.arch} {row.name:18} seed {row.seed} {row.outcome:6.3f} change {row.change:+.2f}  {said}{mine}", flush=True)
 
 
@@ -542,7 +562,8 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
         found[reading]["order"] = _order(rows, reading)
         found[reading]["right_category"] = sum(_right_category(row, reading) for row in faults) / max(len(faults), 1)
     if all(row.ours is not None for row in rows if not row.problem):
-        found["ours"] = scores(rows, lambda row: bool(row.ours))
+        for how, who in (("rules", "ours"), ("good run", "ours, told a good run")):
+            found[who] = scores(rows, lambda row, how=how: bool(row.ours and row.ours[how]))  # type: ignore[misc]
     return found
 
 
@@ -579,11 +600,11 @@ def main() -> None:
             found = benchmark(arch, names, chosen.seeds, chosen.all, not chosen.without_ours)
         rows = found["rows"]
         print(f"\n{arch}: features that came {found['coverage']}; {len(changed(rows))} operators change the outcome")
-        print(f"{'who':10} {'F1':>5} {'recall':>7} {'false alarms':>13} {'balanced':>9} {'order':>6} {'category':>9}")
+        print(f"{'who':22} {'F1':>5} {'recall':>7} {'false alarms':>13} {'balanced':>9} {'order':>6} {'category':>9}")
         table = summary(rows)
         for who, figures in table.items():
             print(
-                f"{who:10} {figures['f1']:5.2f} {figures['recall']:7.2f} {figures['false_alarms']:13.2f} "
+                f"{who:22} {figures['f1']:5.2f} {figures['recall']:7.2f} {figures['false_alarms']:13.2f} "
                 f"{figures['balanced_accuracy']:9.2f} {figures.get('order', float('nan')):6.2f} "
                 f"{figures.get('right_category', float('nan')):9.2f}"
             )

@@ -13,9 +13,9 @@ Writes `results/diagnosis_good_runs.json`, and prints tables. What is named repl
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -142,12 +142,18 @@ def _score(row: Row) -> str:
     return " ".join(name for name, holds in (("found", row.found), ("place", row.located), ("cause", row.right)) if holds)
 
 
-def main(folder: str, *parts: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    given = parser.parse_args()
+    if unknown := {*given.parts} - {*PARTS}:
+        parser.error(f"no part is called {min(unknown)!r}; there are {', '.join(PARTS)}")
     path = RESULTS / "diagnosis_good_runs.json"
-    before = json.loads(path.read_text()) if path.exists() and parts else {}
+    before = json.loads(path.read_text()) if path.exists() and given.parts else {}
     scores, rows = before.get("scores", {}), before.get("rows", {})
-    for part in parts or PARTS:
-        found = scored(part, Path(folder))
+    for part in given.parts or PARTS:
+        found = scored(part, given.folder)
         scores[part] = {way: summary(several) for way, several in found.items()}
         rows[part] = {way: {f"{row.program} {row.fault}": _score(row) for row in several} for way, several in found.items()}
         for way, one in scores[part].items():
@@ -156,4 +162,4 @@ def main(folder: str, *parts: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -5,8 +5,8 @@ Every case runs once, unwatched. Writes `results/diagnosis_outcomes.json`; what 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import warnings
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -71,11 +71,16 @@ def table(found: dict[str, Any]) -> Iterable[str]:
 
 def main() -> None:
     """Runs the parts that are named, or both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    given = parser.parse_args()
+    if unknown := {*given.parts} - {*PARTS}:
+        parser.error(f"no part is called {min(unknown)!r}; there are {', '.join(PARTS)}")
     torch.set_num_threads(1)
     path = RESULTS / "diagnosis_outcomes.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     results = {part: before[part] for part in PARTS if part in before}
-    for part in sys.argv[1:] or PARTS:
+    for part in given.parts or PARTS:
         results[part] = outcomes(PARTS[part])
         print("\n".join(table(results[part])))
         write("diagnosis_outcomes", **results)

@@ -14,10 +14,10 @@ Writes `results/diagnosis_variants.json`, unless a part is chosen, and prints ho
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import math
-import sys
 import time
 import warnings
 import zlib
@@ -998,24 +998,20 @@ def lines(found: Sequence[Run]) -> Iterator[str]:
             yield f"  {kind:24}{part['kinds'].get(kind, 0):4}{count:6} at any step"
 
 
-def _after(option: str, options: Sequence[str]) -> list[str]:
-    """The words that follow an option."""
-    if option not in options:
-        return []
-    rest = options[options.index(option) + 1 :]
-    return [*rest[: next((at for at, word in enumerate(rest) if word.startswith("--")), len(rest))]]
-
-
-def main(*options: str) -> None:
-    names, ways = _after("--only", options), _after("--variant", options)
-    several = everything(names or [*chosen()]) if names or ways or "--all" in options else dealt()
-    found = runs([pair for pair in several if not ways or pair[1] in ways])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PROGRAM")
+    parser.add_argument("--variant", nargs="+", default=[])
+    given = parser.parse_args()
+    several = everything(given.only or [*chosen()]) if given.only or given.variant or given.all else dealt()
+    found = runs([pair for pair in several if not given.variant or pair[1] in given.variant])
     print("\n".join(lines(found)), flush=True)
-    if not names and not ways:
-        name = "diagnosis_variants_all" if "--all" in options else "diagnosis_variants"
+    if not given.only and not given.variant:
+        name = "diagnosis_variants_all" if given.all else "diagnosis_variants"
         finite = [{**asdict(done), "score": done.score if math.isfinite(done.score) else None} for done in found]  # JSON has no NaN
         write(name, summary=summary(found), runs=finite)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

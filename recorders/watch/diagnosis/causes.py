@@ -293,7 +293,9 @@ KINDS: dict[str, FindingKind] = {
         "load the trained weights before freezing, or train these layers, too: requires_grad=True",
     ),
     "wrong-normalisation": FindingKind(
-        "error", "What it gives says little or nothing of what comes in.", ("normalisation", "wrong-axis")
+        "error",
+        "What it gives says little of what comes in, or has not the mean of 0 and the spread of 1 that later layers expect.",
+        ("normalisation", "wrong-axis"),
     ),
     "shrinking-signal": FindingKind(
         "error",

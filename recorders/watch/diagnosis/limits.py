@@ -27,6 +27,7 @@ __all__ = [
     "NORMS",
     "NORM_BEGUN",
     "NORM_EPSILON",
+    "NORM_SPREAD",
     "OSCILLATES",
     "PROBE",
     "RATE_ENDS",
@@ -36,6 +37,7 @@ __all__ = [
     "SHRUNK",
     "SIGMOIDS",
     "SIGNAL",
+    "SMALL_EPSILON",
     "SORTED",
     "TINY_GRADIENT",
     "UNIT_SHARE",
@@ -283,7 +285,10 @@ class InitialLimits(NamedTuple):
         table: the largest accepted root mean square of an embedding, which PyTorch draws with 1.
         drowns: how many times as large as another of one width, in one module, with as many items or more it may be.
         overwritten: how many times as large weights may be as at the last step recorded, which is at most 128 steps ago.
-        least: the number of weights from which on one sees how they were drawn.
+        shift: the largest accepted root mean square of the bias of a normalisation whose scale is 1.
+        least: the number of weights from which on one sees that they were drawn from an interval.
+        normal: the number from which on one sees that they may be normal numbers.
+        deviations: how many standard errors what is told of normal numbers may be off.
         wide: from so many inputs on a layer of one unit is narrow.
         many: from so many classes, or items, on one or two numbers are too few to tell them apart.
         passing: the share of paths that dropouts in a row must leave.
@@ -295,7 +300,10 @@ class InitialLimits(NamedTuple):
     table: float = 2.5
     drowns: float = 20.0
     overwritten: float = 3.0
+    shift: float = 0.2
     least: int = 64
+    normal: int = 1024
+    deviations: float = 5.0
     wide: int = 4
     many: int = 8
     passing: float = 0.05
@@ -305,6 +313,12 @@ INITIAL = InitialLimits()
 
 NORM_EPSILON = 0.1
 """The largest accepted epsilon of a normalisation: PyTorch has 1e-5, and variances are about 1. It is ours."""
+
+SMALL_EPSILON = 1e-4
+"""An epsilon up to which it is the inputs that are small, not the epsilon that is large. It is ours."""
+
+NORM_SPREAD = 0.5
+"""The least accepted spread of what a normalisation gives, relative to its scale: there the epsilon is three variances. Ours."""
 
 NORM_BEGUN = 0.5
 """The largest share of the initial statistics that batch norms may still have after many batches. It is ours."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recorders.watch.diagnosis.asked import LEAST, classes_of, is_readable
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON
+from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, NORM_SPREAD, SMALL_EPSILON
 from recorders.watch.diagnosis.probe.copied import OF_MODULES
 from recorders.watch.diagnosis.steps import DROPOUTS
 
@@ -23,6 +23,8 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ACTIVATION = re.compile("(?i)(act|relu|gelu|silu|tanh|nonlinear)")
 """How the names of activation functions begin."""
 FEATURED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALISED = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Normalisations of PyTorch, whose weight is what they multiply by. In some of others 1 is added to it."""
 READ = 1 << 16
 """How many weights of a layer are looked at, about."""
 MOST = 1000
@@ -32,7 +34,7 @@ MOST = 1000
 def frozen_from_start(known: Evidence) -> Iterator[Finding]:
     """Frozen layers whose weights are still those that PyTorch draws: nobody has trained them."""
     fresh = [name for name, module in known.modules.items() if _is_fresh(module)]
-    fresh = fresh or _untouched_body(known)
+    fresh = fresh or _untouched_body(known) or _untouched_part(known)
     if fresh:
         more = f", and those of {len(fresh) - 1} more layers" if len(fresh) > 1 else ""
         what = f"its weights are frozen, and still as PyTorch draws them{more}"
@@ -59,6 +61,45 @@ def _untouched_body(known: Evidence) -> list[str]:
     if not all(bool((scale == 1).all()) for scale in scales):
         return []
     return [name for name, module in frozen if isinstance(module, FEATURED)]
+
+
+def _untouched_part(known: Evidence) -> list[str]:
+    """The frozen layers of a net of which most is trained, if their weights are normal numbers and all their biases 0.
+
+    So the nets of Hugging Face begin, and no training leaves biases at 0. Without biases the weights must be as the configuration
+    of such a net says. With adapters most of a net is frozen.
+    """
+    layers = {name: module for name, module in known.modules.items() if isinstance(module, FEATURED)}
+    own = {id(one): one for module in known.modules.values() for one in module.parameters(recurse=False)}
+    frozen = {name: module for name, module in layers.items() if not any(one.requires_grad for one in module.parameters())}
+    held = sum(one.numel() for one in own.values() if not one.requires_grad)
+    if not frozen or 2 * held > sum(one.numel() for one in own.values()):
+        return []
+    biases = [module.bias for module in frozen.values() if module.bias is not None]
+    if not all(is_readable(bias) and not bias.any() for bias in biases):
+        return []
+    drawn = {getattr(getattr(module, "config", None), "initializer_range", None) for module in known.modules.values()}
+    scales = () if biases else tuple(scale for scale in drawn if isinstance(scale, float))
+    return [*frozen] if (biases or scales) and all(_is_normal(module.weight, scales) for module in frozen.values()) else []
+
+
+def _is_normal(weight: Tensor, scales: Sequence[float]) -> bool:
+    """Whether weights may be independent normal numbers of one variance, as rows and columns that were trained are not.
+
+    If there are `scales`, it must be that of one of them.
+    """
+    if not is_readable(weight) or weight.numel() < INITIAL.normal:
+        return False
+    rows = weight.detach()[: max(2, READ // weight[0].numel())].double().flatten(1)
+    scale = rows.square().mean().sqrt().item()
+    if scale == 0 or (scales and all(abs(scale / one - 1) > INITIAL.deviations / math.sqrt(2 * rows.numel()) for one in scales)):
+        return False
+    rows = rows / scale
+    fourth = rows.pow(4).mean().item()
+    sizes = [(rows.square().mean(along), rows.shape[along]) for along in (0, 1)]
+    spreads = [(square.var().item() * many / 2 - 1) / math.sqrt(2 / (len(square) - 1)) for square, many in sizes if len(square) > 1]
+    within = INITIAL.deviations
+    return abs(fourth - 3) < within * math.sqrt(24 / rows.numel()) and all(abs(spread) < within for spread in spreads)
 
 
 def _is_fresh(layer: nn.Module) -> bool:
@@ -99,6 +140,18 @@ def wrong_normalisation(known: Evidence) -> Iterator[Finding]:
         if isinstance(module, nn.LayerNorm) and math.prod(module.normalized_shape) == 1:
             yield fault("wrong-normalisation", name, "it normalises single elements, of which each is its own mean")
             return
+    for layer in known.layers:
+        name = layer.name.partition(":")[0]
+        norm = known.modules.get(name)
+        if not isinstance(norm, NORMALISED) or norm.eps is None or norm.eps <= SMALL_EPSILON or layer.output is None:
+            continue
+        if isinstance(norm.weight, Tensor) and is_readable(norm.weight):
+            scale = min(_first_size(known, name, "weight"), norm.weight.detach().square().mean().sqrt().item())
+            if layer.output.std < NORM_SPREAD * scale:
+                spread = f"the spread of its outputs is {layer.output.std:.2g}, its scale {scale:.2g}"
+                what = f"{spread}: the epsilon, {norm.eps:g}, is above the variance of what it normalises"
+                yield fault("wrong-normalisation", name, what, severity="warning")
+                return
 
 
 def bottleneck(known: Evidence) -> Iterator[Finding]:
@@ -194,7 +247,7 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
         for path, parameter in module.named_parameters(recurse=False):
             if id(parameter) in embedded or not parameter.requires_grad:
                 continue
-            size = _first_size(known, name, path, parameter)
+            size = _first_size(known, name, path)
             if parameter.ndim > 1:
                 gain = size * math.sqrt(_fan_in(parameter))
                 if gain > (INITIAL.gain if hidden else INITIAL.last):
@@ -206,15 +259,33 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
                 return
 
 
-def _first_size(known: Evidence, name: str, path: str, parameter: Tensor) -> float:
-    """The root mean square before the first step that was recorded; 0 if it is not known."""
+def _first_size(known: Evidence, name: str, path: str) -> float:
+    """The root mean square of a parameter before the first step that was recorded; NaN if it is not known."""
     course = known.before.get(name, {}).get(path)
-    norm = course.values[0] if course is not None and len(course) else 0.0
-    return norm / math.sqrt(max(parameter.numel(), 1)) if math.isfinite(norm) else 0.0
+    parameter = getattr(known.modules.get(name), path, None)
+    norm = course.values[0] if course is not None and len(course) and isinstance(parameter, Tensor) else math.nan
+    return norm / math.sqrt(max(parameter.numel(), 1)) if isinstance(parameter, Tensor) else math.nan
 
 
 def _fan_in(weight: Tensor) -> int:
     return max(weight[0].numel() if weight.ndim > 1 else 1, 1)
+
+
+def initial_norms(known: Evidence) -> Iterator[Finding]:
+    """Normalisations that all begin with a scale of 0, so that nothing passes; or one that begins with a shift."""
+    first = {name: _first_size(known, name, "weight") for name, module in known.modules.items() if "Norm" in type(module).__name__}
+    first = {name: size for name, size in first.items() if not math.isnan(size)}
+    plain = [name for name in first if isinstance(known.modules[name], NORMALISED)]
+    if len(first) > 1 and len(plain) == len(first) and not any(first.values()):
+        what = f"the scale of this normalisation began at 0, and those of all {len(first)}, so that nothing passed them at first"
+        yield fault("wrong-normalisation", plain[0], what, causes=("initialisation",))
+        return
+    for name in plain:
+        shift = _first_size(known, name, "bias")
+        if abs(first[name] - 1) < 1e-6 and shift > INITIAL.shift:
+            what = f"its bias began with a typical size of {shift:.3g}, while its scale was 1, as it is if nobody has trained it"
+            yield fault("wrong-normalisation", name, what, causes=("initialisation",), severity="warning")
+            return
 
 
 def initial_tables(known: Evidence) -> Iterator[Finding]:
@@ -223,7 +294,7 @@ def initial_tables(known: Evidence) -> Iterator[Finding]:
     tables = {name: module for name, module in known.modules.items() if isinstance(module, nn.Embedding)}
     for name, module in tables.items():
         if module.weight.requires_grad:
-            sizes[name] = _first_size(known, name, "weight", module.weight)
+            sizes[name] = _first_size(known, name, "weight")
     for name, size in sizes.items():
         if size > INITIAL.table:
             what = f"its weights began with a typical size of {size:.3g}; PyTorch draws them with 1"
@@ -281,6 +352,7 @@ RULES = (
     wrong_normalisation,
     bottleneck,
     initial_sizes,
+    initial_norms,
     initial_tables,
     narrow,
     hidden_weights,

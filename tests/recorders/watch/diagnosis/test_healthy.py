@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,57 @@ class Fused(nn.Module):
         return out
 
 
+class PlusOne(nn.Module):
+    """A normalisation whose weight begins at 0, as 1 is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, (16,)) * (1 + self.weight)
+
+
+PlusOneNorm = type("PlusOneNorm", (PlusOne,), {})
+
+
+class Residual(nn.Module):
+    """Blocks that begin as the identity, because their last normalisation does."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.LayerNorm(16, eps=1e-3)) for _ in range(2)
+        )
+        for block in self.blocks:
+            nn.init.zeros_(block[-1].weight)  # type: ignore[index]
+        self.last, self.head = last, nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(self.last(x))
+
+
+def of_plus_one() -> nn.Sequential:
+    return nn.Sequential(PlusOneNorm(), nn.Linear(16, 16), nn.ReLU(), PlusOneNorm(), nn.Linear(16, 4))
+
+
+def trained_middle(bias: bool) -> tuple[Watched, bool]:
+    """A layer that was trained before, and is frozen under a new head. The net says how its weights were drawn."""
+    layers = [nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64, bias=bias), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)]
+    net = nn.Sequential(*layers)
+    net.config = SimpleNamespace(initializer_range=0.05)  # type: ignore[assignment]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.05)
+            nn.init.zeros_(layer.bias) if layer.bias is not None else None
+    classify(net, 1e-2, steps=100)
+    net[2].requires_grad_(False)
+    net[-1].reset_parameters()  # type: ignore[operator]
+    return classify(net, 1e-2, steps=100)
+
+
 def gan() -> tuple[Watched, bool]:
     """Only the parts of the net are called, never the net itself."""
 
@@ -179,6 +231,10 @@ HEALTHY: dict[str, Callable[[], tuple[Watched, bool]]] = {
     "adapters": lambda: classify(Adapted()),
     "fused attention": lambda: classify(Fused()),
     "gan": gan,
+    "residual branches that begin at 0": lambda: classify(Residual(nn.LayerNorm(16))),
+    "normalisations to whose weight 1 is added": lambda: classify(of_plus_one()),
+    "a trained layer that is frozen": lambda: trained_middle(bias=True),
+    "one without a bias": lambda: trained_middle(bias=False),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,43 @@ def random_recurrence(setup: Setup) -> None:
             return self.head(self.read(x[:, None])[0][:, -1])
 
     setup.net = Recurrent()
+
+
+def normalised(setup: Setup, **how: Any) -> list[nn.LayerNorm]:
+    """Two normalisations in place of the dropout and before the last layer."""
+    norms = [nn.LayerNorm(24, **how), nn.LayerNorm(24)]
+    layers = [*setup.net]  # type: ignore[misc]
+    setup.net = nn.Sequential(*layers[:2], norms[0], *layers[3:5], norms[1], layers[5])
+    return norms
+
+
+def small_before_a_norm(setup: Setup) -> None:
+    normalised(setup, eps=0.02)
+    setup.rate = 3e-4
+    with torch.no_grad():
+        setup.net[0].weight.mul_(0.1)  # type: ignore[index]
+        setup.net[0].bias.zero_()  # type: ignore[index]
+
+
+def norms_of_zero(setup: Setup) -> None:
+    for norm in normalised(setup):
+        nn.init.zeros_(norm.weight)
+
+
+def norm_with_a_shift(setup: Setup) -> None:
+    nn.init.ones_(normalised(setup)[1].bias)
+
+
+def random_middle(setup: Setup, bias: bool = True) -> None:
+    """A net as Hugging Face begins it, of which the middle is frozen."""
+    layers = [nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 64, bias=bias), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 4)]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.1)
+            nn.init.zeros_(layer.bias) if layer.bias is not None else None
+    setup.net = nn.Sequential(*layers)
+    setup.net[2].requires_grad_(False)
+    setup.net.config = SimpleNamespace(initializer_range=0.1)  # type: ignore[assignment]
 
 
 def both_factors_zero(setup: Setup) -> None:
@@ -343,6 +381,11 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "statistics that hardly follow": (slow_statistics, ("statistics-stand-still", "2", "statistics-frozen")),
     "gradients cleared before the step": (cleared_before_the_step, ("frozen", "optimizer", "no-steps")),
     "a recurrent layer that is random": (random_recurrence, ("frozen-from-start", "read", "frozen")),
+    "a layer that is random": (random_middle, ("frozen-from-start", "2", "frozen")),
+    "one without a bias": (partial(random_middle, bias=False), ("frozen-from-start", "2", "frozen")),
+    "an epsilon above the variance": (small_before_a_norm, ("wrong-normalisation", "2", "normalisation")),
+    "normalisations of zero": (norms_of_zero, ("wrong-normalisation", "2", "initialisation")),
+    "a normalisation with a shift": (norm_with_a_shift, ("wrong-normalisation", "5", "initialisation")),
     "two factors that are zero": (both_factors_zero, ("zero-weights", "2", "initialisation")),
     "units of two kinds": (units_of_two_kinds, ("equal-units", "0", "symmetry")),
     "weights that are far too large": (huge_weights, ("high-initial-loss", "loss", "initialisation")),
