@@ -130,7 +130,7 @@ def traits(known: Evidence) -> Iterator[Trait]:
         if has_class(layer):
             yield Trait(Key("layers", layer.name, layer.kind, "whole"), [1.0], [], 0.5)
         if not layer.whole and _unnumbered(layer.name) not in seldom:  # what contains others gives what its last one gives
-            yield from _of_layer(layer)
+            yield from _of_layer(layer, with_gradient=not known.gradients)
     yield from _of_parameters("gradients", "norm of the gradient", gradients, elements, clock, OF_GRADIENTS, _OF_GRADIENTS)
     yield from _of_neighbours(gradients, elements, clock)
     yield from _of_parameters(
@@ -171,8 +171,12 @@ def _unnumbered(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _of_layer(layer: Layer) -> Iterator[Trait]:
-    """What was recorded of all steps together."""
+def _of_layer(layer: Layer, with_gradient: bool) -> Iterator[Trait]:
+    """What was recorded of all steps together.
+
+    The largest few gradients make most of their norm. So they are compared `with_gradient` only if those of weights, which are
+    known step by step, are not.
+    """
     units = layer.units["mean"].numel() if layer.units is not None else 0
     chance = 1 / math.sqrt(max(units, 1))
     out, gradient = layer.output, layer.gradient
@@ -184,7 +188,7 @@ def _of_layer(layer: Layer) -> Iterator[Trait]:
         ("outputs", "magnitude of the mean of the outputs, relative to their root mean square,", 0.0, _NONE): abs(share),
         ("outputs", "number of elements of an output", 2.0, _RESHAPED): _elements_of(out),
         ("outputs", "share of dead units", 0.0, (("dead-units",), ())): _share(gone),
-        ("gradients", "norm of the gradient of the outputs", OF_GRADIENTS, _OF_GRADIENTS): _norm(gradient),
+        ("gradients", "norm of the gradient of the outputs", OF_GRADIENTS, _OF_GRADIENTS): _norm(gradient) if with_gradient else math.nan,
     }
     for (role, statistic, factor, causes), value in found.items():
         if math.isfinite(value):
