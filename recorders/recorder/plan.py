@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recorders.capture.copying import copied
 from recorders.capture.operands import leaves, mapped
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.errors import RecordingWarning
@@ -102,7 +102,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         for net in nets:
             kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
             memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers(), *kept]})
-            copies.append(copy.deepcopy(net, memo))
+            copies.append(copied(net, memo))
     except Exception as error:
         memo.clear()  # it may hold modules that are half copied
         note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"

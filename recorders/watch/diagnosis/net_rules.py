@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from recorders.capture.copying import OF_MODULES
 from recorders.watch.diagnosis.asked import LEAST, classes_of, is_readable
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, NORM_SPREAD, SMALL_EPSILON
-from recorders.watch.diagnosis.probe.copied import OF_MODULES
 from recorders.watch.diagnosis.steps import DROPOUTS
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ACTIVATION = re.compile("(?i)(act|relu|gelu|silu|tanh|nonlinear)")
 """How the names of activation functions begin."""
 FEATURED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMALISED = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMALISED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Normalisations of PyTorch, whose weight is what they multiply by. In some of others 1 is added to it."""
 READ = 1 << 16
 """How many weights of a layer are looked at, about."""

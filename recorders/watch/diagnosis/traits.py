@@ -179,7 +179,7 @@ def _of_layer(layer: Layer, with_gradient: bool) -> Iterator[Trait]:
     """
     units = layer.units["mean"].numel() if layer.units is not None else 0
     chance = 1 / math.sqrt(max(units, 1))
-    out, gradient = layer.output, layer.gradient
+    out, gradient = layer.output, layer.gradient if with_gradient else None
     share = (out.mean / out.rms) if out is not None and out.count and out.rms > 0 else math.nan
     gone = layer.gone
     sizes = ("initialisation", "normalisation"), ("initialisation", "normalisation", "vanishing-gradients")
@@ -188,7 +188,9 @@ def _of_layer(layer: Layer, with_gradient: bool) -> Iterator[Trait]:
         ("outputs", "magnitude of the mean of the outputs, relative to their root mean square,", 0.0, _NONE): abs(share),
         ("outputs", "number of elements of an output", 2.0, _RESHAPED): _elements_of(out),
         ("outputs", "share of dead units", 0.0, (("dead-units",), ())): _share(gone),
-        ("gradients", "norm of the gradient of the outputs", OF_GRADIENTS, _OF_GRADIENTS): _norm(gradient) if with_gradient else math.nan,
+        ("gradients", "norm of the gradient of the outputs", OF_GRADIENTS, _OF_GRADIENTS): _norm(gradient)
+        if with_gradient
+        else math.nan,
     }
     for (role, statistic, factor, causes), value in found.items():
         if math.isfinite(value):

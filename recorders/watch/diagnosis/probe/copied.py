@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import warnings
@@ -15,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import NoAutocast, NoInference, drop_backward_hooks, each_operator, eagerly, is_distributed, outside_modes
+from recorders.capture.copying import OF_MODULES, copied
 from recorders.capture.operands import is_spread, leaves, mapped
 from recorders.recorder.selection import Criteria, select_modules, unwrapped
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.seen import Seen
 
-__all__ = ["OF_MODULES", "CopiedNet", "ModuleCall", "ProbeError", "RandomState", "undisturbed"]
+__all__ = ["CopiedNet", "ModuleCall", "ProbeError", "RandomState", "undisturbed"]
 
 
 class ProbeError(Exception):
@@ -186,10 +186,6 @@ class CopiedNet:
         return hook
 
 
-OF_MODULES = frozenset(vars(nn.Module()))
-"""The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
-
-
 def is_state(tensor: Tensor) -> bool:
     """Whether a tensor that is a plain attribute may be a state: several floating-point numbers, and no parameter."""
     return tensor.is_floating_point() and tensor.numel() > 1 and not isinstance(tensor, nn.Parameter)
@@ -266,7 +262,7 @@ def _check(net: nn.Module) -> None:
 
 def _again(net: nn.Module) -> nn.Module:
     """A copy of attributes and buffers; parameters are the same, as runs without gradients do not write to them."""
-    return copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})
+    return copied(net, {id(parameter): parameter for parameter in net.parameters()})
 
 
 def _copied(net: nn.Module) -> nn.Module:
@@ -274,6 +270,6 @@ def _copied(net: nn.Module) -> nn.Module:
     for module in net.modules():
         for value in vars(module).values():
             memo.update({id(tensor): tensor.detach().clone() for _, tensor in leaves(value) if not tensor.is_leaf})
-    found = copy.deepcopy(net, memo)
+    found = copied(net, memo)
     drop_backward_hooks(found)
     return found

@@ -1,0 +1,148 @@
+"""Copies of nets in which functions lead to the copy, too.
+
+`deepcopy` leaves functions as they are. One that was put in the place of a `forward`, or is a hook, would call modules of the net
+that was copied, and append to the user's lists.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from recorders._torch import hooks_on_forwards
+
+__all__ = ["OF_MODULES", "copied"]
+
+OF_MODULES = frozenset(vars(nn.Module()))
+"""The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
+MOST = 1000
+"""The most items of a list that is copied: what is longer is data, not what a hook keeps."""
+
+
+def copied(net: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy of a net, in which functions refer to the copy where they referred to the net.
+
+    So do methods, partial functions, and objects that hold the net. What such functions keep in lists, dicts and sets, they keep in
+    copies of these; and if they are of `__main__`, what they keep in global ones. All else they share.
+
+    Args:
+        memo: as for `deepcopy`: the copy of each object, by its id.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2))
+    >>> forward = net[0].forward
+    >>> net[0].forward = lambda x: 2 * forward(x)
+    >>> copied(net, {})[0].forward.__closure__[0].cell_contents.__self__ is net[0]
+    False
+    """
+    made = copy.deepcopy(net, memo)
+    rebound = _Rebound(memo)
+    for module in made.modules():
+        for hooks in hooks_on_forwards(module).values():
+            hooks.update({number: rebound(hook) for number, hook in hooks.items()})
+        own = {key: value for key, value in vars(module).items() if key not in OF_MODULES}
+        vars(module).update({key: rebound(value) for key, value in own.items()})
+    return made
+
+
+class _Rebound:
+    """Makes of a value one that refers to copies; the value itself if it refers to nothing that was copied.
+
+    Args:
+        memo: the copy of each object that has one, by its id.
+    """
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self._memo = memo
+        self._made: dict[int, tuple[Any, Any]] = {}  # by its id, what was seen, so that it stays alive, and what became of it
+
+    def __call__(self, value: Any) -> Any:
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if id(value) in self._made:
+            return self._made[id(value)][1]
+        self._made[id(value)] = value, value
+        made = self._of(value)
+        self._made[id(value)] = value, made
+        return made
+
+    def _of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in (list, set) and len(value) <= MOST:
+            return kind([self(one) for one in value])
+        if kind is dict and len(value) <= MOST:
+            return {key: self(one) for key, one in value.items()}
+        if kind is tuple:
+            items = tuple(map(self, value))
+            return value if all(one is other for one, other in zip(items, value, strict=True)) else items
+        if kind is FunctionType:
+            return self._function(value)
+        if kind is MethodType:
+            function, of = self(value.__func__), self(value.__self__)
+            return value if function is value.__func__ and of is value.__self__ else MethodType(function, of)
+        if kind is functools.partial:
+            function, args, keywords = self(value.func), self(value.args), {name: self(one) for name, one in value.keywords.items()}
+            return functools.partial(function, *args, **keywords)
+        held = {} if kind is ModuleType else getattr(value, "__dict__", {})
+        if any(isinstance(one, nn.Module) and id(one) in self._memo for one in held.values()):
+            return self._object(value)
+        return value
+
+    def _object(self, value: Any) -> Any:
+        """One that holds a module; what it holds besides, it shares."""
+        try:
+            made = copy.copy(value)
+            vars(made).update({name: self(one) for name, one in vars(value).items() if id(one) in self._memo or _keeps(one)})
+        except Exception:  # what cannot be copied
+            return value
+        return made
+
+    def _function(self, function: FunctionType) -> Any:
+        """The function with other cells, defaults and global values, if any of them refers to what was copied."""
+        cells = function.__closure__ or ()
+        inside = [cell.cell_contents for cell in cells if _is_filled(cell)]
+        inside += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        own = function.__globals__.get("__name__") == "__main__"
+        found = {name: self(value) for name, value in _globals_of(function) if own or not _keeps(value)}
+        found = {name: value for name, value in found.items() if value is not function.__globals__[name]}
+        if not found and all(self(value) is value for value in inside):
+            return function
+        closure = tuple(CellType(self(cell.cell_contents)) if _is_filled(cell) else CellType() for cell in cells)
+        values = {**function.__globals__, **found} if found else function.__globals__
+        made = FunctionType(function.__code__, values, function.__name__, self(function.__defaults__), closure or None)
+        made.__kwdefaults__ = self(function.__kwdefaults__)
+        made.__dict__.update({name: self(value) for name, value in function.__dict__.items()})
+        for cell in closure:  # a function that calls itself
+            if _is_filled(cell) and cell.cell_contents is function:
+                cell.cell_contents = made
+        return made
+
+
+def _keeps(value: Any) -> bool:
+    return type(value) in (list, dict, set)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # raises if it is empty
+    except ValueError:
+        return False
+    return True
+
+
+def _globals_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """The global values that a function of the user may read, by name."""
+    values = function.__globals__
+    if not str(values.get("__name__")).startswith("torch."):
+        for name in _names(function.__code__):
+            if name in values:
+                yield name, values[name]
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return {*code.co_names, *(name for one in inner for name in _names(one))}
