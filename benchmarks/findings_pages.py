@@ -196,6 +196,7 @@ KINDS_OF_FAULTS = {
 """By key of the results of `python -m benchmarks.diagnosis`, what the faults are."""
 DEFORM = {
     "ours": "ours",
+    "ours, told a good run": "ours with a good run at hand",
     "published": "DEFault++",
     "centred": "DEFault++ told what is healthy here",
     "always": "who always says faulty",
