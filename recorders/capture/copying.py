@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -16,12 +17,14 @@ from torch import nn
 
 from recorders._torch import hooks_on_forwards
 
-__all__ = ["OF_MODULES", "copied"]
+__all__ = ["CONTAINERS", "OF_MODULES", "copied"]
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
+CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+"""What modules and functions keep things in."""
 MOST = 1000
-"""The most items of a list that is copied: what is longer is data, not what a hook keeps."""
+"""The most items of a container that are looked at: what is longer holds data."""
 
 
 def copied(net: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -72,10 +75,8 @@ class _Rebound:
 
     def _of(self, value: Any) -> Any:
         kind = type(value)
-        if kind in (list, set) and len(value) <= MOST:
-            return kind([self(one) for one in value])
-        if kind is dict and len(value) <= MOST:
-            return {key: self(one) for key, one in value.items()}
+        if kind in CONTAINERS:
+            return self._container(value)
         if kind is tuple:
             items = tuple(map(self, value))
             return value if all(one is other for one, other in zip(items, value, strict=True)) else items
@@ -91,6 +92,14 @@ class _Rebound:
         if any(isinstance(one, nn.Module) and id(one) in self._memo for one in held.values()):
             return self._object(value)
         return value
+
+    def _container(self, value: Any) -> Any:
+        made = copy.copy(value)
+        if len(made) > MOST or isinstance(made, set):
+            return made
+        for key, one in [*(made.items() if isinstance(made, dict) else enumerate(made))]:
+            made[key] = self(one)
+        return made
 
     def _object(self, value: Any) -> Any:
         """One that holds a module; what it holds besides, it shares."""
@@ -123,7 +132,7 @@ class _Rebound:
 
 
 def _keeps(value: Any) -> bool:
-    return type(value) in (list, dict, set)
+    return type(value) in CONTAINERS
 
 
 def _is_filled(cell: CellType) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recorders.capture.copying import CONTAINERS
 from recorders.capture.operands import leaves, mapped
 from recorders.watch.diagnosis.probe.copied import RandomState
 
@@ -17,8 +17,6 @@ __all__ = ["Restored", "random_state"]
 
 _KEPT = ("_parameters", "_buffers", "_modules")
 """Attributes of each module that are put back; those with hooks are not, since recorders may move their hooks meanwhile."""
-
-_CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
 class Restored:
@@ -56,7 +54,7 @@ class Restored:
     def _keep_attributes(self, module: nn.Module) -> None:
         plain = nn.Module().__dict__
         values = {key: value for key, value in vars(module).items() if key in _KEPT or key == "training" or key not in plain}
-        insides = {key: copy.copy(value) for key, value in values.items() if type(value) in _CONTAINERS}
+        insides = [(one, copy.copy(one)) for one in _containers([*values.values()])]
 
         def undo() -> None:
             now = vars(module)
@@ -65,8 +63,8 @@ class Restored:
             for key, value in values.items():
                 if key not in now or now[key] is not value:
                     now[key] = value
-                if key in insides:
-                    _refill(value, insides[key])
+            for one, then in insides:
+                _refill(one, then)
 
         self._undo.append(undo)
         for value in values.values():
@@ -104,6 +102,18 @@ class Restored:
                 optimizer.state[parameter] = mapped(state, _copied)
 
         self._undo.append(undo)
+
+
+def _containers(values: Iterable[Any]) -> Iterator[Any]:
+    """The containers among values, and those in them."""
+    seen = set[int]()
+    waiting = [*values]
+    while waiting:
+        value = waiting.pop()
+        if type(value) in CONTAINERS and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def inner_generators_of(module: nn.Module) -> list[torch.Generator]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,19 @@ def a_list(block: Block, store: list[Any]) -> None:
     block.linear.register_forward_hook(lambda module, args, output: store.append(output.detach()))
 
 
+def nested_lists(block: Block, store: list[Any]) -> None:
+    """What hooks keep by name, and have kept for long."""
+    kept: dict[str, Any] = defaultdict(list, long=[0] * 2000, last=deque([1], maxlen=2), calls=Counter())
+    store.append(kept)
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        for name in ("new", "long", "last"):
+            kept[name].append(float(output.detach().sum()))
+        kept["calls"]["hook"] += 1
+
+    block.linear.register_forward_hook(hook)
+
+
 def an_object(block: Block, store: list[Any]) -> None:
     trainer = SimpleNamespace(net=block, store=store)
 
@@ -89,7 +103,7 @@ def script(block: Block, store: list[Any]) -> None:
     store.append(values["seen"])
 
 
-WAYS = (closure, wrapped, partial, compiled, another_module, a_list, an_object, recursion, script)
+WAYS = (closure, wrapped, partial, compiled, another_module, a_list, nested_lists, an_object, recursion, script)
 
 
 @pytest.mark.parametrize("way", WAYS)

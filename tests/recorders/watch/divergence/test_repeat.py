@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter, defaultdict, deque
 from typing import Any
 
 import numpy
@@ -60,6 +61,29 @@ def test_a_training_step_is_deterministic_and_everything_is_put_back(net: Any) -
     assert all(bool((model.state_dict()[key] == value).all()) for key, value in before.items())
     assert all(bool((optimizer.state[next(model.parameters())][key] == value).all()) for key, value in state.items())
     assert bool((generator == torch.get_rng_state()).all())
+
+
+class Keeps(nn.Module):
+    """What it returns depends on what it keeps in lists within lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[float]] = defaultdict(list)
+        self.nested: list[Any] = [{"last": deque([0.0], maxlen=2)}, Counter()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["sums"].append(float(x.sum()))
+        self.nested[0]["last"].append(len(self.seen["sums"]))
+        self.nested[1]["calls"] += 1
+        return x * self.nested[1]["calls"] + sum(self.nested[0]["last"])
+
+
+def test_what_a_module_keeps_in_containers_within_others_is_put_back() -> None:
+    net = Keeps()
+    net(torch.ones(2))
+    before = repr((net.seen, net.nested))
+    assert not repeat(lambda: net(torch.ones(2)), 3, modules=[net])
+    assert repr((net.seen, net.nested)) == before
 
 
 def test_a_model_that_is_not_put_back_differs() -> None:
