@@ -145,11 +145,11 @@ def _is_filled(cell: CellType) -> bool:
 
 def _globals_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """The global values that a function of the user may read, by name; of functions only those of its own file."""
-    values = function.__globals__
-    if not str(values.get("__name__")).startswith("torch."):
+    values, file = function.__globals__, function.__globals__.get("__name__")
+    if not str(file).startswith("torch."):
         for name in _names(function.__code__) & values.keys():
             value = values[name]
-            if type(value) is not FunctionType or value.__globals__ is values:
+            if type(value) is not FunctionType or value.__globals__.get("__name__") == file:
                 yield name, value
 
 
