@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from recorders._torch import hooks_on_forwards
 
-__all__ = ["CONTAINERS", "OF_MODULES", "copied"]
+__all__ = ["CONTAINERS", "OF_MODULES", "NotApartError", "apart_from", "copied", "names_of"]
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
@@ -50,6 +53,37 @@ def copied(net: nn.Module, memo: dict[int, Any]) -> nn.Module:
         own = {key: value for key, value in vars(module).items() if key not in OF_MODULES}
         vars(module).update({key: rebound(value) for key, value in own.items()})
     return made
+
+
+class NotApartError(RuntimeError):
+    """The copy of a net calls modules of the net itself."""
+
+
+def names_of(net: nn.Module) -> dict[int, str]:
+    """By its id, the name of each module of a net."""
+    return {id(module): name for name, module in net.named_modules()}
+
+
+@contextmanager
+def apart_from(names: Mapping[int, str]) -> Iterator[None]:
+    """Within it, a call of one of these modules is an error: a function may lead to a net in ways that `copied` does not follow.
+
+    Args:
+        names: see `names_of`.
+    """
+    thread = threading.get_ident()
+
+    def refuse(module: nn.Module, args: Any) -> None:
+        if id(module) in names and threading.get_ident() == thread:
+            raise NotApartError(
+                f"a function or a hook of a copy of the net calls the module {names[id(module)]!r} of the net itself"
+            )
+
+    handle = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class _Rebound:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recorders.capture.copying import copied
+from recorders.capture.copying import apart_from, copied, names_of
 from recorders.capture.operands import leaves, mapped
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.errors import RecordingWarning
@@ -95,6 +95,7 @@ class Plan(ShownAsTable):
 
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """The plan of `monitors`, from a run of copies of the nets on the meta device: only shapes are computed."""
+    nets = [*nets]
     note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
     copies: list[nn.Module] = []
     memo: dict[int, Any] = {}  # the copy of each object, by its id
@@ -113,7 +114,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
             monitor.record_shapes()
         try:
             if args or kwargs:
-                _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
+                with apart_from({number: name for net in nets for number, name in names_of(net).items()}):
+                    _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
         except Exception as error:
             note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
     rows = [_plan_row(name, monitor, dry.get(name)) for name, monitor in monitors.items()]

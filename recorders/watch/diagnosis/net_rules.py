@@ -261,10 +261,10 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
 
 def _first_size(known: Evidence, name: str, path: str) -> float:
     """The root mean square of a parameter before the first step that was recorded; NaN if it is not known."""
-    course = known.before.get(name, {}).get(path)
-    parameter = getattr(known.modules.get(name), path, None)
-    norm = course.values[0] if course is not None and len(course) and isinstance(parameter, Tensor) else math.nan
-    return norm / math.sqrt(max(parameter.numel(), 1)) if isinstance(parameter, Tensor) else math.nan
+    course, parameter = known.before.get(name, {}).get(path), getattr(known.modules.get(name), path, None)
+    if course is None or not len(course) or not math.isfinite(course.values[0]) or not isinstance(parameter, Tensor):
+        return math.nan
+    return course.values[0] / math.sqrt(max(parameter.numel(), 1))
 
 
 def _fan_in(weight: Tensor) -> int:

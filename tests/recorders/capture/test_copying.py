@@ -147,6 +147,20 @@ def test_findings_change_nothing_of_a_net_with_functions_of_its_own(way: Callabl
         assert repr(store) == kept[0]
 
 
+def test_a_net_whose_copy_leads_back_to_it_is_not_run() -> None:
+    block = Block()
+    far = SimpleNamespace(trainer=SimpleNamespace(norm=block.norm))
+    block.linear.register_forward_hook(lambda module, args, output: far.trainer.norm(output))
+    net = nn.Sequential(block, nn.Linear(4, 2))
+    with presets.health().modules(net) as recorder:
+        net(torch.randn(16, 4)).sum().backward()
+        found = findings(recorder, example=torch.randn(16, 4))
+    assert int(block.norm.num_batches_tracked) == 2  # type: ignore[arg-type]  # as the hook calls it, too
+    assert "calls the module '0.norm' of the net itself" in str(recorder.plan(torch.randn(16, 4)))
+    assert int(block.norm.num_batches_tracked) == 2  # type: ignore[arg-type]
+    assert "calls the module '0.norm' of the net itself" in " ".join(found.unexamined)
+
+
 def test_functions_that_refer_to_nothing_of_the_net_stay_what_they_are() -> None:
     block, store = Block(), [1]
     function = lambda x: x  # noqa: E731

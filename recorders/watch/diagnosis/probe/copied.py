@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import NoAutocast, NoInference, drop_backward_hooks, each_operator, eagerly, is_distributed, outside_modes
-from recorders.capture.copying import OF_MODULES, copied
+from recorders.capture.copying import OF_MODULES, apart_from, copied, names_of
 from recorders.capture.operands import is_spread, leaves, mapped
 from recorders.recorder.selection import Criteria, select_modules, unwrapped
 from recorders.watch.diagnosis.limits import PROBE
@@ -57,6 +57,7 @@ class CopiedNet:
     def __init__(self, net: nn.Module) -> None:
         inner = unwrapped(net)
         _check(inner)
+        self._names = names_of(inner)
         self._origin = self._pristine = _copied(inner)
         self._live: nn.Module | None = None
         self._inside: list[tuple[str, list[Tensor]]] = []
@@ -98,7 +99,7 @@ class CopiedNet:
         self.runs += 1
         if seen is not None:
             seen.lineage.begin(self.modules)
-        with torch.set_grad_enabled(gradients), ExitStack() as stack:
+        with torch.set_grad_enabled(gradients), apart_from(self._names), ExitStack() as stack:
             if seen is not None:
                 stack.enter_context(each_operator(seen))
             outputs = net(*given.args, **given.kwargs)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from recorders.capture.copying import NotApartError
 from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
@@ -76,7 +77,7 @@ def probed(net: nn.Module, example: Any, target: Any = None, loss: float | None 
 
 def _reason(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
-    return text if isinstance(error, (ProbeError, Skip)) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (ProbeError, NotApartError, Skip)) else f"{type(error).__name__}: {text}"
 
 
 def _probed(net: nn.Module, example: Any, target: Any, loss: float | None) -> Probed:
