@@ -19,7 +19,7 @@ from recorders._torch.compiler import drop_graphs, guard_absent_hooks
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["OLD_GRAPH", "has_old_graph", "hooks_are_on", "together"]
+__all__ = ["OLD_GRAPH", "has_old_graph", "hooks_are_on", "in_eager_mode", "together"]
 
 OLD_GRAPH = (
     "torch.compile made a graph before its hook was on, and set_stance('fail_on_recompile') forbids another one: put the recorder "
@@ -59,6 +59,16 @@ def together(nets: Iterable[nn.Module]) -> Iterator[None]:
         modules, _waiting.modules = _waiting.modules, before
         if modules:
             _renew(modules, list(nets))
+
+
+@contextmanager
+def in_eager_mode() -> Iterator[None]:
+    """A block in which modules get hooks that no graph needs, as they are run in eager mode only: what is compiled stays."""
+    before, _waiting.modules = _waiting.modules, []
+    try:
+        yield
+    finally:
+        _waiting.modules = before
 
 
 def has_old_graph(module: nn.Module | None) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recorders.capture.copying import apart_from, copied, names_of
 from recorders.capture.operands import leaves, mapped
-from recorders.capture.renewal import OLD_GRAPH, has_old_graph
+from recorders.capture.renewal import OLD_GRAPH, has_old_graph, in_eager_mode
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.gate import Gate
@@ -107,7 +107,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     except Exception as error:
         memo.clear()  # it may hold modules that are half copied
         note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
-    dry = {name: _on_copy(one, memo[id(one.module)]) for name, one in monitors.items() if id(one.module) in memo}
+    with in_eager_mode():
+        dry = {name: _on_copy(one, memo[id(one.module)]) for name, one in monitors.items() if id(one.module) in memo}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
         for monitor in dry.values():

@@ -24,6 +24,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
     SelectionError,
+    findings,
 )
 from reducers import Collect, Count, History, Last, Mean, Product, Summary, Whole
 
@@ -241,6 +242,24 @@ def test_plan_disturbs_no_random_numbers() -> None:
     before = torch.get_rng_state()
     assert recorder.plan(torch.ones(2)).rows[0].state_bytes == 8
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_plan_and_findings_leave_what_is_compiled_as_it_is() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(2, 3)
+    compiled = torch.compile(net, backend=backend)
+    with Recorder(ForwardMonitor(Mean())).modules(net) as recorder:
+        compiled(x)
+        made = len(graphs)
+        recorder.plan(x)
+        findings(recorder, example=x)
+        compiled(x)
+    assert len(graphs) == made > 0
 
 
 def test_plan_of_nets_that_keep_their_output_or_cannot_be_copied() -> None:
