@@ -86,6 +86,8 @@ UNGUARDED = {
     "recorders.monitors.gradient_hooks": {"function"},
     # so is it in what `before_compiling` is given
     "recorders._torch.compiler": {"[*handler.start_callbacks, callback]"},
+    # it refuses a call that a copy of the net makes, in the thread that runs the copy; whoever runs it tells that
+    "recorders.capture.copying": {"refuse"},
     # these are on a copy of the net, which only the diagnosis runs, and what fails there is told by it
     "recorders.watch.diagnosis.probe.copied": {"self._before(name)", "self._after(name)"},
 }
