@@ -144,7 +144,7 @@ class Fused(nn.Module):
         return out
 
 
-class PlusOne(nn.Module):
+class PlusOneNorm(nn.Module):
     """A normalisation whose weight begins at 0, as 1 is added to it."""
 
     def __init__(self) -> None:
@@ -153,9 +153,6 @@ class PlusOne(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.rms_norm(x, (16,)) * (1 + self.weight)
-
-
-PlusOneNorm = type("PlusOneNorm", (PlusOne,), {})
 
 
 class Residual(nn.Module):
