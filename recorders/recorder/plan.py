@@ -15,13 +15,14 @@ from recorders.capture.operands import leaves, mapped
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph, in_eager_mode
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
+from recorders.monitors.buffer import NO_PARTS, Buffer
 from recorders.monitors.gate import Gate
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.recordings.storage.tensors import kept_bytes
 from recorders.schedule.clock import shown_steps
-from reducers import State
+from reducers import Reducer, State, TensorPart
 
 __all__ = ["Plan", "PlanRow", "plan"]
 
@@ -107,8 +108,9 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     except Exception as error:
         memo.clear()  # it may hold modules that are half copied
         note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
+    known: dict[Any, State] = {}
     with in_eager_mode():
-        dry = {name: _on_copy(one, memo[id(one.module)]) for name, one in monitors.items() if id(one.module) in memo}
+        dry = {name: _on_copy(one, memo[id(one.module)], known) for name, one in monitors.items() if id(one.module) in memo}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
         for monitor in dry.values():
@@ -119,7 +121,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
                     _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
         except Exception as error:
             note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
-    rows = [_plan_row(name, monitor, dry.get(name)) for name, monitor in monitors.items()]
+    growths: dict[int, int] = {}
+    rows = [_plan_row(name, monitor, dry.get(name), growths) for name, monitor in monitors.items()]
     for monitor in dry.values():
         monitor.deregister()
         if monitor.given and not monitor.states and monitor.last_error is None and (args or kwargs):
@@ -131,12 +134,46 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     return Plan(tuple(rows), note)
 
 
-def _on_copy(monitor: Monitor, module: nn.Module) -> Monitor:
-    """A monitor like this one on a copy of its module, which records the shapes of all that it sees."""
+def _on_copy(monitor: Monitor, module: nn.Module, known: dict[Any, State]) -> Monitor:
+    """A monitor like this one on a copy of its module, which records the shapes of all that it sees.
+
+    Args:
+        known: the states that all monitors of the plan share, see `_Shapes`.
+    """
     made = monitor.constructor(monitor.attr)
     made.dry_run, made.context = True, monitor.context
     made.on_error, made.filter_, made.gate = "warn", None, Gate(DEFAULTS)
-    return made.register(module)
+    made.register(module)
+    made.buffer = _Shapes(made.reducer, known)
+    return made
+
+
+class _Shapes(Buffer):
+    """States of tensors on the meta device, where all observations of the same shapes and dtypes have one.
+
+    So the reducer is asked once for many layers: an operation takes as long there as one on numbers.
+    """
+
+    def __init__(self, reducer: Reducer, known: dict[Any, State]) -> None:
+        super().__init__(reducer)
+        self._known = known
+
+    def add(self, inputs: Mapping[str, tuple[Tensor, ...]], parts: Mapping[str, TensorPart] = NO_PARTS) -> None:
+        states = self.stored.states
+        self.stored = self.stored.after(
+            {path: self._updated(self._reducer_of(parts.get(path)), states.get(path, {}), xs) for path, xs in inputs.items()}
+        )
+
+    def _updated(self, reducer: Reducer, state: State, xs: tuple[Tensor, ...]) -> State:
+        described = [(name, x.shape, x.dtype, x.layout, x.device) for name, x in (*state.items(), *enumerate(xs))]
+        try:
+            key = reducer, *described
+            found = self._known.get(key)
+        except TypeError:  # an option of the reducer, such as a list, has no hash
+            return reducer.update(state, *xs)
+        if found is None:
+            found = self._known[key] = reducer.update(state, *xs)
+        return found
 
 
 def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -147,15 +184,19 @@ def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 torch.autograd.backward([tensor.sum() for tensor in outputs])
 
 
-def _plan_row(name: str, monitor: Monitor, dry: Monitor | None) -> PlanRow:
-    """The row of a monitor, of which `dry` is the one of the dry run."""
+def _plan_row(name: str, monitor: Monitor, dry: Monitor | None, growths: dict[int, int]) -> PlanRow:
+    """The row of a monitor, of which `dry` is the one of the dry run.
+
+    Args:
+        growths: by how much each state of the dry run grows, by its id; monitors share states.
+    """
     seen = dry if dry is not None and dry.states else monitor
     size = sum(map(_bytes, seen.states.values())) if seen.states else None
     grows = not monitor.reducer.bounded
     shapes, error = ({}, None) if dry is None else (dict(dry.dry_run_shapes), dry.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
     reducer = repr(monitor.reducer) + (f", given={monitor.given}" if monitor.given else "")
-    growth = _growth(seen) if grows and seen.states else None
+    growth = _growth(seen, growths) if grows and seen.states else None
     kind, module = type(monitor).__name__, shown_module(monitor)
     return PlanRow(name, kind, module, reducer, shapes, size, error, steps, grows, growth)
 
@@ -165,13 +206,16 @@ def _bytes(state: State) -> int:
     return sum(map(kept_bytes, state.values()))
 
 
-def _growth(monitor: Monitor) -> int | None:
+def _growth(monitor: Monitor, known: dict[int, int]) -> int | None:
     """The bytes by which each observation makes the states bigger: merging a state with itself adds its observations once more."""
+    states = monitor.states.values()
     try:
-        added = sum(_bytes(monitor.reducer.merge(state, state)) - _bytes(state) for state in monitor.states.values())
+        for state in states:
+            if id(state) not in known:
+                known[id(state)] = _bytes(monitor.reducer.merge(state, state)) - _bytes(state)
     except Exception:  # of a reducer whose states do not merge
         return None
-    return added // max(1, monitor.samples)
+    return sum(known[id(state)] for state in states) // max(1, monitor.samples)
 
 
 def _meta(tensor: Tensor) -> Tensor:

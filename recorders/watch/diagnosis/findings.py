@@ -82,7 +82,7 @@ def findings(
         return findings_over_time(recorded)
     check_recorded(recorded, "findings")
     known, parts = evidence(recorded), recorded.snapshot()
-    found = [finding for rule in RULES for finding in rule(known)]
+    found, failed = _judged(known)
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
     found += left
     runs = _runs(recorded, example, target, known)
@@ -92,7 +92,7 @@ def findings(
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)
     unexamined, examined = coverage(known, parts)
-    unexamined += runs.unexamined
+    unexamined += [*failed, *runs.unexamined]
     examined += runs.examined
     if against is not None and compared:
         examined.append(f"ranges of good runs: {compared} statistics")
@@ -110,6 +110,19 @@ RULES = (
     *rank_rules.RULES,
 )
 """Each looks at what is known of a training, and yields what it finds."""
+
+
+def _judged(known: Evidence) -> tuple[list[Finding], list[str]]:
+    """What the rules find, and those that failed: a module of the user may raise anything when it is looked at."""
+    found: list[Finding] = []
+    failed: list[str] = []
+    for rule in RULES:
+        try:
+            found += rule(known)
+        except Exception as error:
+            name = rule.__name__.strip("_").replace("_", " ")
+            failed.append(f"what the rule {name!r} looks at: it failed with {type(error).__name__}: {error}")
+    return found, failed
 
 
 def _runs(recorded: Recorder | Recording, example: Any, target: Any, known: Evidence) -> Probed:

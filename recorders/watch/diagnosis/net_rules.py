@@ -334,7 +334,7 @@ def untied(known: Evidence) -> Iterator[Finding]:
     for name, module in known.modules.items():
         if not getattr(getattr(module, "config", None), "tie_word_embeddings", False):
             continue
-        first, last = (getattr(module, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings"))
+        first, last = (_asked_for(module, method) for method in ("get_input_embeddings", "get_output_embeddings"))
         one, other = (getattr(side, "weight", None) for side in (first, last))
         if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other and one.shape == other.shape:
             where = next((place for place, inner in known.modules.items() if inner is last), name)
@@ -342,6 +342,14 @@ def untied(known: Evidence) -> Iterator[Finding]:
                 "untied-weights", where, "its weight is not that of the input embeddings, though tie_word_embeddings is set"
             )
             return
+
+
+def _asked_for(module: nn.Module, method: str) -> object:
+    """What a method returns; None if there is none, or it raises, as of the decoder of a BART."""
+    try:
+        return getattr(module, method)()
+    except Exception:
+        return None
 
 
 RULES = (

@@ -26,7 +26,7 @@ from recorders import (
     SelectionError,
     findings,
 )
-from reducers import Collect, Count, History, Last, Mean, Product, Summary, Whole
+from reducers import Collect, Count, History, Last, Mean, Product, State, Summary, Whole
 
 
 class Partly(nn.Module):
@@ -168,6 +168,25 @@ def test_plan_counts_the_free_slots_of_a_history() -> None:
     slots = recorder[0].state["ring/value"]
     assert planned == slots.untyped_storage().nbytes() + 8
     assert planned >= 2 * slots.nbytes
+
+
+def test_plan_asks_a_reducer_once_for_all_layers_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    update = Summary.update
+
+    def counted(self: Summary, state: State, *xs: Tensor) -> State:
+        asked.append(tuple(xs[0].shape))
+        return update(self, state, *xs)
+
+    monkeypatch.setattr(Summary, "update", counted)
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)], nn.Linear(4, 2))
+    recorder = Recorder(out=ForwardMonitor(Summary()), wide=ForwardMonitor(Summary("b c -> c"))).modules(net, types=nn.Linear)
+    plan = recorder.plan(torch.ones(3, 4))
+    assert asked == [(3, 4), (3, 4), (3, 2), (3, 2)]
+    assert [row.error for row in plan.rows] == [None] * 42
+    net(torch.ones(3, 4))
+    for row in plan.rows:
+        assert row.state_bytes == sum(value.nbytes for value in recorder[row.name].state.values())
 
 
 def test_plan_shows_mistakes_before_they_happen() -> None:

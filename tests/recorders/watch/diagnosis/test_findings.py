@@ -22,6 +22,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
     load,
+    presets,
 )
 from recorders.watch.diagnosis.findings import findings
 from recorders.watch.overview import overview
@@ -435,3 +436,46 @@ def test_spread_of_nothing_finite() -> None:
     assert (spread.count, spread.nonfinite) == (0, 6)
     assert math.isnan(spread.mean)
     assert math.isnan(spread.norm)
+
+
+class Wrapper(nn.Module):
+    """As the decoder of a BART of Hugging Face: it is configured with tied embeddings, and raises if it is asked for them."""
+
+    config = type("Config", (), {"tie_word_embeddings": True})()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise NotImplementedError("not handled for Wrapper")
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+class Unasked(Wrapper):
+    """Its configuration cannot be read."""
+
+    @property
+    def config(self) -> Any:  # type: ignore[override]
+        raise ValueError("no configuration was loaded")
+
+
+def test_a_net_that_raises_if_it_is_asked_for_its_embeddings_is_judged() -> None:
+    recorder = presets.health().modules(net := Wrapper())
+    train(net, recorder)
+    found = findings(recorder)
+    assert found == []
+    assert not any("failed" in line for line in found.unexamined)
+
+
+def test_a_rule_that_fails_on_a_net_is_told_and_stops_no_other() -> None:
+    recorder = presets.health().modules(net := Unasked())
+    nn.init.constant_(net.layer.weight, math.nan)
+    train(net, recorder)
+    found = findings(recorder)
+    assert found[0].kind == "nonfinite"
+    assert [line for line in found.unexamined if "failed" in line] == [
+        "what the rule 'untied' looks at: it failed with ValueError: no configuration was loaded"
+    ]
