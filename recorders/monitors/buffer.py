@@ -18,7 +18,7 @@ from recorders.graphs.ring import GraphRing, Share
 from recorders.recordings.distributed.placement import Placement
 from recorders.ring.changes import Changes
 from recorders.ring.ring import Copies, PartialStates, Pending, Ring, bytes_of, partial_states_of
-from recorders.ring.state import EMPTY, MonitorState, flush
+from recorders.ring.state import EMPTY, MonitorState, flush, leaf_and_state
 from reducers import Reducer, State, TensorPart
 from reducers.core.states import check_states, without_values
 from reducers.kernels.locks import new_lock
@@ -39,6 +39,7 @@ class Buffer:
     Attributes:
         stored: the states, the counts and the pending observations.
         positional: whether the reducer asks which part of a tensor it observes.
+        by_channels: whether observations with another number of channels have leaves of their own, see `leaf_and_state`.
         lock: is held while `stored` changes; reentrant, because a signal handler may read in the middle of an update.
         failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
         flush_seconds: seconds that reducing pending observations has taken while steps were measured.
@@ -55,6 +56,7 @@ class Buffer:
         self.reducer = reducer
         self.batchable = reducer.batchable
         self.positional = reducer.of_part(TensorPart((1,), (0,))) != reducer
+        self.by_channels = False
         self._stored, self.changes = EMPTY, Changes()
         self._graph_calls = 0  # the rows of rings of graphs in which nothing waits any more
         self.failed: list[tuple[Exception, Any]] = []
@@ -91,14 +93,29 @@ class Buffer:
                 keys = keys[:1]
             stored = self.flush()
             old = stored.states
-            if parts:
-                updated = {path: self._reducer_of(parts.get(path)).update(old.get(path, {}), *xs) for path, xs in inputs.items()}
+            if parts or self.by_channels:
+                updated = self._updated(old, inputs, parts)
             else:
                 updated = {path: self.reducer.update(old.get(path, {}), *xs) for path, xs in inputs.items()}
             states = self._checked(updated)
             stored = stored.after(states)
             codecs = self._codecs(stored, paths, tensors) if waits else []
             self.stored = self._with_ring(stored, before, paths, codecs, keys) if codecs or stored.pending else stored
+
+    def _updated(
+        self, states: Mapping[str, State], inputs: Mapping[str, tuple[Tensor, ...]], parts: Mapping[str, TensorPart]
+    ) -> dict[str, State]:
+        """Returns the new states of the leaves of an observation."""
+        updated = {}
+        for path, xs in inputs.items():
+            join = partial(self._joined, self._reducer_of(parts.get(path)), xs)
+            leaf, state = leaf_and_state(path, states, join) if self.by_channels else (path, join(states.get(path, {})))
+            updated[leaf] = state
+        return updated
+
+    def _joined(self, reducer: Reducer, xs: tuple[Tensor, ...], state: State) -> State:
+        """Returns a state with an observation."""
+        return reducer.update(state, *xs)
 
     def _reducer_of(self, part: TensorPart | None) -> Reducer:
         return self.reducer if part is None else self.reducer.of_part(part)
@@ -246,7 +263,7 @@ class Buffer:
                 self.changes.note()  # no graph in another thread adds to what is about to be reduced
                 watch = entering.joining
                 run = as_monitor if watch is None else partial(watch, self, as_monitor)
-                self.stored, failed = run(flush, self._stored, self.reducer, seal)
+                self.stored, failed = run(flush, self._stored, self.reducer, seal, self.by_channels)
                 self.failed += failed
         return self._stored
 
@@ -264,11 +281,17 @@ class Buffer:
         for accumulators in self.accumulators.values():
             for path, state, count in as_monitor(accumulators.found, getattr(self.reducer, "columns", {}), take):
                 try:
-                    merged = as_monitor(self.reducer.merge, stored.states.get(path, {}), state)
-                    stored = stored.joined(self._checked({path: merged}), {path: count})
+                    leaf, merged = as_monitor(self._merged, stored.states, path, state)
+                    stored = stored.joined(self._checked({leaf: merged}), {leaf: count})
                 except Exception as error:
                     self.failed.append((error, state))
         return stored
+
+    def _merged(self, states: Mapping[str, State], path: str, state: State) -> tuple[str, State]:
+        """Returns the leaf of a state that was accumulated elsewhere, and what it is merged with what is there."""
+        if self.by_channels:
+            return leaf_and_state(path, states, lambda before: self.reducer.merge(before, state))
+        return path, self.reducer.merge(states.get(path, {}), state)
 
     @property
     def samples(self) -> int:
@@ -284,7 +307,7 @@ class Buffer:
             if not self.stored.has_pending:
                 return self._with_accumulated(self.stored, take=False)
             state: MonitorState
-            state, failed = as_monitor(flush, self.stored, self.reducer)
+            state, failed = as_monitor(flush, self.stored, self.reducer, False, self.by_channels)
             if failed:
                 self.stored = state
                 self.failed += failed

@@ -20,6 +20,7 @@ from reducers.errors import warn_user
 
 __all__ = ["check", "checked", "resolve"]
 
+_CHANNELS = frozenset(map(channel_pattern, (1, -1)))
 _told: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of a recorder, which share a clock
 
 
@@ -49,11 +50,18 @@ def resolve(monitor: Any, module: nn.Module) -> bool:
         monitor.reducer = with_channels(monitor.reducer, channel_pattern(1 if axis is None else axis))
         monitor.buffer = monitor.buffer_class(monitor.reducer)
         if axis is None:
-            monitor.patterns = tuple(_patterns(monitor.reducer))
+            _know_patterns(monitor, module)
             return True
-    monitor.patterns = tuple(_patterns(monitor.reducer))
+    _know_patterns(monitor, module)
     judged = bool(monitor.side) and not monitor.has_callables and own_axis(module) is not None
     return judged and any(map(_keeps_second, monitor.patterns))
+
+
+def _know_patterns(monitor: Any, module: nn.Module) -> None:
+    monitor.patterns = tuple(_patterns(monitor.reducer))
+    # A layer without channels of its own, such as a ReLU, may be called in places that have different numbers of them.
+    shared = bool(monitor.side) and own_axis(module) is None
+    monitor.buffer.by_channels = shared and not _CHANNELS.isdisjoint(monitor.patterns)
 
 
 def checked(monitor: Any, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[Tensor, ...]]:

@@ -144,7 +144,8 @@ def _on_copy(monitor: Monitor, module: nn.Module, known: dict[Any, State]) -> Mo
     made.dry_run, made.context = True, monitor.context
     made.on_error, made.filter_, made.gate = "warn", None, Gate(DEFAULTS)
     made.register(module)
-    made.buffer = _Shapes(made.reducer, known)
+    shapes = _Shapes(made.reducer, known)
+    made.buffer, shapes.by_channels = shapes, made.buffer.by_channels
     return made
 
 
@@ -159,12 +160,9 @@ class _Shapes(Buffer):
         self._known = known
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]], parts: Mapping[str, TensorPart] = NO_PARTS) -> None:
-        states = self.stored.states
-        self.stored = self.stored.after(
-            {path: self._updated(self._reducer_of(parts.get(path)), states.get(path, {}), xs) for path, xs in inputs.items()}
-        )
+        self.stored = self.stored.after(self._updated(self.stored.states, inputs, parts))
 
-    def _updated(self, reducer: Reducer, state: State, xs: tuple[Tensor, ...]) -> State:
+    def _joined(self, reducer: Reducer, xs: tuple[Tensor, ...], state: State) -> State:
         described = [(name, x.shape, x.dtype, x.layout, x.device) for name, x in (*state.items(), *enumerate(xs))]
         try:
             key = reducer, *described

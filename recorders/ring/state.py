@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from recorders.ring.ring import Pending, Ring
-from reducers import Reducer, State
+from reducers import Reducer, State, StateMismatchError
 
-__all__ = ["EMPTY", "MonitorState", "flush"]
+__all__ = ["EMPTY", "MonitorState", "flush", "leaf_and_state"]
+
+
+_APART = re.compile(r"(.*\.)?\d+ channels", re.DOTALL)
+MOST_APART = 8  # leaves of a monitor for other numbers of channels
 
 
 class MonitorState(NamedTuple):
@@ -40,8 +45,10 @@ class MonitorState(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """The number of observations of the leaf that has most."""
-        counts = dict(self.counts)
+        """The number of observations of the leaf that has most, with all its numbers of channels."""
+        counts = dict[str, int]()
+        for leaf, count in self.counts.items():
+            _count(counts, [_home(leaf)], count)
         for key, pending in self.pending.items():
             _count(counts, pending.paths, self.number_in(key))
         return self.merged + max(counts.values(), default=0)
@@ -73,30 +80,86 @@ class MonitorState(NamedTuple):
 EMPTY = MonitorState({}, {}, {})
 
 
-def flush(stored: MonitorState, reducer: Reducer, seal: bool = False) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
+def leaf_and_state(path: str, states: Mapping[str, State], join: Callable[[State], State]) -> tuple[str, State]:
+    """Returns the leaf that an observation belongs to, by its number of channels, and the new state of this leaf.
+
+    A layer without weights, such as a ReLU, may be called in several places of a net, which have different numbers of channels. The
+    first of these is at `path`, and each other has a leaf of its own, such as "256 channels".
+
+    Args:
+        join: returns a state with the observation.
+
+    Raises:
+        StateMismatchError: the observation differs in more than the number of channels from those in the states, or there were
+            so many numbers of channels that they are none, but lengths of sequences.
+    """
+    try:
+        return path, join(states.get(path, {}))
+    except StateMismatchError:
+        leaf = _leaf_of(path, states, join({}))
+        if leaf == path:
+            raise
+        return leaf, join(states.get(leaf, {}))
+
+
+def _leaf_of(path: str, states: Mapping[str, State], alone: State) -> str:
+    """Returns the leaf that has as many channels as the state of an observation; `path` if none may have."""
+    before, found = states.get(path, {}), set[int]()
+    for key, x in alone.items():
+        old = before[key].shape if key in before else x.shape
+        sizes = {now for now, then in zip(x.shape, old, strict=True) if now != then} if len(old) == x.ndim else set()
+        found |= sizes - {1} or sizes  # of one observation, 1 may be how many are kept
+    if len(found) != 1:
+        return path
+    leaf = f"{path}.{found.pop()} channels".removeprefix(".")
+    is_room = leaf in states or sum(other != _home(other) for other in states) < MOST_APART
+    return leaf if is_room else path
+
+
+def _home(leaf: str) -> str:
+    """Returns the path of the tensor whose observations are in a leaf, see `leaf_and_state`."""
+    return leaf.rpartition(".")[0] if _APART.fullmatch(leaf) else leaf
+
+
+def flush(
+    stored: MonitorState, reducer: Reducer, seal: bool = False, by_channels: bool = False
+) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
     """Joins all that waits into the states; returns the new state, and the observations that failed with their errors.
 
     Args:
         seal: whether nothing more may wait beside what is joined: the next observation finds the monitor as if it had been loaded.
+        by_channels: whether observations with another number of channels have leaves of their own, see `leaf_and_state`.
     """
     states, counts = dict(stored.states), dict(stored.counts)
     failed: list[tuple[Exception, Any]] = []
     left: dict[Any, Pending] = {}
     reduced: dict[Any, int] = {}
     rings = len(stored.rings())
+
+    def join(pending: Pending, start: int, stop: int) -> None:
+        leaves = {path: path for path in pending.paths}
+        try:
+            found = pending.joined(reducer, states, start, stop)
+        except StateMismatchError:
+            if not by_channels:
+                raise
+            alone = pending.joined(reducer, {}, start, start + 1)
+            leaves |= {path: _leaf_of(path, states, state) for path, state in alone.items()}
+            found = pending.joined(reducer, {path: states.get(leaf, {}) for path, leaf in leaves.items()}, start, stop)
+        states.update((leaves[path], state) for path, state in found.items())
+        _count(counts, leaves.values(), stop - start)
+
     for key, pending in stored.pending.items():
         if seal:
             pending.seal()
         start, count = stored.reduced.get(key, 0), pending.count
         try:
             if count != start:
-                states.update(pending.joined(reducer, states, start, count))
-                _count(counts, pending.paths, count - start)
+                join(pending, start, count)
         except Exception:  # then one by one, to leave out only those at fault
             for position in range(start, count):
                 try:
-                    states.update(pending.joined(reducer, states, position, position + 1))
-                    _count(counts, pending.paths, 1)
+                    join(pending, position, position + 1)
                 except Exception as error:
                     failed.append((error, pending.observation(position)))
         # By the count from before: a graph in another thread may have added observations since.

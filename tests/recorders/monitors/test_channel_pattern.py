@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recorders import (
     BackwardMonitor,
@@ -24,7 +26,27 @@ from recorders import (
     TargetError,
     load,
 )
-from reducers import Activity, Covariance, GroupBy, Masked, Mean, Moments, PerObservation, Product, Reducer, Summary, TopK, Window
+from reducers import (
+    EMA,
+    Activity,
+    Collect,
+    Covariance,
+    FirstNonfinite,
+    GroupBy,
+    Histogram,
+    Idle,
+    Masked,
+    Mean,
+    Moments,
+    Norm,
+    PerObservation,
+    Product,
+    Quantile,
+    Reducer,
+    Summary,
+    TopK,
+    Window,
+)
 
 
 def tokens() -> nn.Sequential:
@@ -151,3 +173,105 @@ def test_an_axis_that_nobody_tells_is_the_second_and_warns_if_it_matters() -> No
         net(torch.ones(2, 3, 4))
     assert len(told) == 1
     assert other["0"].peek().shape == (3,)
+
+
+class Shared(nn.Module):
+    """One ReLU and one dropout in places of 4, 6 and 4 channels, or each with modules of its own."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 6), nn.Linear(6, 4)])
+        acts = [nn.ReLU() for _ in range(3)]
+        self.acts = nn.ModuleList(acts if apart else [acts[0]] * 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, act in zip(self.layers, self.acts, strict=True):
+            x = act(layer(x))
+        return x
+
+
+EVERYTHING: dict[str, Reducer] = {
+    "mean": Mean("channels"),
+    "summary": Summary("channels"),
+    "activity": Activity("channels"),
+    "moments": Moments("channels", order=4),
+    "covariance": Covariance("channels"),
+    "quantile": Quantile("channels"),
+    "histogram": Histogram("channels", bins=8, low=-1.0, high=1.0),
+    "ema": EMA("channels", alpha=0.5),
+    "window": Window(Mean("channels"), 2),
+    "norms": PerObservation(Norm("channels"), Collect()),
+    "product": Product(stats=Summary("channels"), idle=Idle("channels"), first=FirstNonfinite("channels"), all=Mean()),
+}
+
+
+same = partial(torch.testing.assert_close, equal_nan=True, rtol=0, atol=0)
+
+
+def watched(kind: Callable[..., Monitor], apart: bool, run: Callable[[nn.Module], Any], look: bool = False) -> Recorder:
+    net = Shared(apart)
+    recorder = Recorder(**{name: kind(reducer, on_error="raise") for name, reducer in EVERYTHING.items()})
+    recorder.modules(net, types=nn.ReLU)
+    runs = run(net)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(40):
+        runs(torch.randn(5, 3, generator=generator)).sum().backward()
+        if look:
+            recorder.compute()
+    return recorder
+
+
+@pytest.mark.parametrize("kind", [ForwardMonitor, ForwardInputMonitor, BackwardMonitor])
+@pytest.mark.parametrize(
+    "run", [lambda net: net, partial(torch.compile, backend="aot_eager", fullgraph=True)], ids=["eager", "graph"]
+)
+def test_a_layer_of_several_places_has_a_leaf_for_each_number_of_channels(kind: Any, run: Any) -> None:
+    found, apart = (watched(kind, one, run) for one in (False, True))
+    for name in EVERYTHING:
+        second = apart[f"{name}/acts.1"].compute()
+        leaves = found[f"{name}/acts.0"].compute()
+        assert [*leaves] == ["", "6 channels"]
+        same(leaves["6 channels"], second, rtol=1e-13, atol=1e-15)  # they wait, and are joined, in other pieces
+        assert found[f"{name}/acts.0"].samples == 120
+    assert all(not row.skipped and row.error is None for row in found.report().rows)
+    same(watched(kind, False, run, look=True).compute(), found.compute())
+
+
+def test_leaves_of_numbers_of_channels_are_saved_merged_copied_and_gone_on_with(tmp_path: Path) -> None:
+    found = watched(ForwardMonitor, False, lambda net: net)
+    found.save(tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    same(loaded.compute(), found.compute())
+    twice = loaded.merge(load(tmp_path / "run"))
+    (leaf,) = (twice["summary/acts.0"].compute()[path] for path in ("6 channels",))
+    assert leaf["count"].tolist() == [400] * 6
+    net = Shared(False)
+    again = Recorder(**{name: ForwardMonitor(reducer) for name, reducer in EVERYTHING.items()}).modules(net, types=nn.ReLU)
+    again.resume(tmp_path / "run")
+    net(torch.ones(5, 3))
+    leaves = again["summary/acts.0"].compute()
+    assert [leaves[path]["count"].tolist() for path in leaves] == [[410] * 4, [205] * 6]
+    same(copy.deepcopy(again).compute(), again.compute())
+
+
+def test_lengths_of_sequences_are_no_numbers_of_channels() -> None:
+    net = nn.Identity()
+    monitor = ForwardMonitor(Mean("... c -> c"), net)
+    for length in range(1, 10):
+        net(torch.ones(2, length))
+    assert [*monitor.compute()] == ["", *(f"{length} channels" for length in range(2, 10))]
+    with pytest.warns(RecordingWarning, match="keeps shape"):
+        net(torch.ones(2, 10))
+    assert monitor.samples == 9
+
+
+def test_a_layer_with_channels_of_its_own_and_other_patterns_have_one_leaf() -> None:
+    layer, places = nn.Linear(3, 3), nn.ReLU()
+    with Recorder(layer=ForwardMonitor(Mean("b t -> t"))).modules(places) as recorder:
+        places(torch.ones(2, 3))
+        with pytest.warns(RecordingWarning, match="keeps shape"):
+            places(torch.ones(2, 4))
+    assert recorder["layer"].compute().shape == (3,)
+    monitor = ForwardMonitor(Mean("... c -> c"), layer)
+    assert not monitor.buffer.by_channels
