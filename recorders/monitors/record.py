@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn, strided
-from torch.compiler import is_compiling
 
 from recorders._torch import graph_task, is_plain_moment
 from recorders.capture.calls import Call
@@ -346,6 +345,8 @@ def store(
         info: what a graph told of the tensors, by path.
         made_of: the placement of what callables got, if there are any.
     """
+    if monitor.patterns and any(xs and not xs[0].ndim for xs in inputs.values()):
+        inputs = _with_axes(monitor, inputs)
     plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
     buffer, parts = monitor.buffer, NO_PARTS
     if info or made_of is not None or not plain_only or buffer.places or in_use():
@@ -354,6 +355,26 @@ def store(
         inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
         parts = _parts(buffer.places, known, inputs) if buffer.positional else NO_PARTS
     buffer.add(inputs, parts)
+
+
+def _with_axes(monitor: Observer, inputs: Inputs) -> Inputs:
+    """The leaves but for numbers (0-d) if the pattern keeps an axis, such as the loss that a model returns beside its logits.
+
+    A lone number is left out only if it is that of a module without channels, such as a loss; else the error of the reducer says
+    what is wrong with it.
+
+    Raises:
+        NothingToRecordError: none is left.
+    """
+    found = dict(inputs)
+    for path, xs in inputs.items():
+        if xs and not xs[0].ndim and (path or monitor.buffer.by_channels) and not all(fits(pattern, 0) for pattern in monitor.patterns):
+            del found[path]
+            reason = "it is a number, and the pattern keeps an axis"
+            if not found:
+                raise NothingToRecordError(f"leaf {path!r}: {reason}" if path else reason)
+            monitor._skip(f"leaf {path!r}: {reason}")
+    return found
 
 
 def _parts(places: Mapping[str, Placement], known: Mapping[str, PlacementInfo], inputs: Inputs) -> dict[str, TensorPart]:
@@ -432,8 +453,6 @@ def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
         raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
     if not monitor.dry_run:
         check_numbers(tensors.values())
-    if len(tensors) > 1 and monitor.patterns:
-        tensors = _fitting(monitor, tensors)
     return {path: (plain_or_spread(tensor),) for path, tensor in tensors.items()}
 
 
@@ -442,21 +461,6 @@ def _holds_numbers(value: Any) -> bool:
     while isinstance(value, list) and value:
         value = value[0]
     return isinstance(value, (int, float))
-
-
-def _fitting(monitor: Observer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The leaves but for numbers (0-d) if the reducer keeps axes; all if there are only numbers, so that the error says it.
-
-    A model of Hugging Face returns its loss, which has no channels, beside its logits, which have. Other leaves that do not fit the
-    pattern are an error, as a single tensor would be.
-    """
-    found = {path: x for path, x in tensors.items() if x.ndim or all(fits(pattern, 0) for pattern in monitor.patterns)}
-    if not found or len(found) == len(tensors):
-        return tensors
-    if not (monitor.dry_run or is_compiling()):
-        for path in tensors.keys() - found.keys():
-            monitor._skip(f"leaf {path!r}: it is a number, and the pattern keeps an axis")
-    return found
 
 
 def with_given(monitor: Observer, inputs: Mapping[str, tuple[Tensor, ...]]) -> Inputs:

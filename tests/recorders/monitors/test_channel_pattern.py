@@ -275,3 +275,46 @@ def test_a_layer_with_channels_of_its_own_and_other_patterns_have_one_leaf() -> 
     assert recorder["layer"].compute().shape == (3,)
     monitor = ForwardMonitor(Mean("... c -> c"), layer)
     assert not monitor.buffer.by_channels
+
+
+class Lossy(nn.Module):
+    """Returns its loss beside its logits, as a model of Hugging Face does, and has a module for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.criterion = nn.Linear(3, 4), nn.CrossEntropyLoss()
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.layer(x)
+        return {"loss": self.criterion(logits, y), "logits": logits}
+
+
+@pytest.mark.parametrize(
+    "run", [lambda net: net, partial(torch.compile, backend="aot_eager", fullgraph=True)], ids=["eager", "graph"]
+)
+def test_a_loss_has_no_channels_and_is_left_out_with_a_reason(run: Any) -> None:
+    net = Lossy()
+    kinds = {"out": ForwardMonitor(Mean("channels")), "grad": BackwardMonitor(Mean("channels"))}
+    recorder = Recorder(**kinds, health=ForwardMonitor(Product(mean=Mean("channels"), all=Mean()))).modules(net)
+    compiled = run(net)
+    for _ in range(3):
+        compiled(torch.randn(5, 3), torch.randint(4, (5,)))["loss"].backward()
+    assert [*recorder["out"].compute()] == ["logits"]
+    rows = {row.name: row for row in recorder.report().rows}
+    assert rows["out"].skipped == {"leaf 'loss': it is a number, and the pattern keeps an axis": 3}
+    for name in ("out/criterion", "grad/criterion", "health/criterion"):
+        assert rows[name].skipped == {"it is a number, and the pattern keeps an axis": 3}
+    assert "leaf 'loss': it is a number, and the pattern keeps an axis" in rows["grad"].skipped
+    assert [row.error for row in rows.values()] == [None] * 9
+
+
+def test_a_number_of_a_layer_with_channels_and_of_a_reducer_without_is_as_before() -> None:
+    layer = nn.Linear(3, 4)
+    monitor = ForwardMonitor(Mean("channels"), layer, op_=lambda output, inputs: output.mean())
+    with pytest.warns(RecordingWarning, match="needs at least 1 axes"):
+        layer(torch.ones(2, 3))
+    assert monitor.samples == 0
+    loss = nn.CrossEntropyLoss()
+    total = ForwardMonitor(Mean(), loss)
+    loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
+    assert total.samples == 1
