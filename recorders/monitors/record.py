@@ -367,8 +367,10 @@ def _with_axes(monitor: Observer, inputs: Inputs) -> Inputs:
         NothingToRecordError: none is left.
     """
     found = dict(inputs)
+    if all(fits(pattern, 0) for pattern in monitor.patterns):
+        return found
     for path, xs in inputs.items():
-        if xs and not xs[0].ndim and (path or monitor.buffer.by_channels) and not all(fits(pattern, 0) for pattern in monitor.patterns):
+        if xs and not xs[0].ndim and (path or monitor.buffer.by_channels):
             del found[path]
             reason = "it is a number, and the pattern keeps an axis"
             if not found:
