@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -135,33 +136,16 @@ def flush(
     left: dict[Any, Pending] = {}
     reduced: dict[Any, int] = {}
     rings = len(stored.rings())
-
-    def join(pending: Pending, start: int, stop: int) -> None:
-        leaves = {path: path for path in pending.paths}
-        try:
-            found = pending.joined(reducer, states, start, stop)
-        except StateMismatchError:
-            if not by_channels:
-                raise
-            alone = pending.joined(reducer, {}, start, start + 1)
-            leaves |= {path: _leaf_of(path, states, state) for path, state in alone.items()}
-            found = pending.joined(reducer, {path: states.get(leaf, {}) for path, leaf in leaves.items()}, start, stop)
-        states.update((leaves[path], state) for path, state in found.items())
-        _count(counts, leaves.values(), stop - start)
-
     for key, pending in stored.pending.items():
         if seal:
             pending.seal()
         start, count = stored.reduced.get(key, 0), pending.count
         try:
             if count != start:
-                join(pending, start, count)
-        except Exception:  # then one by one, to leave out only those at fault
-            for position in range(start, count):
-                try:
-                    join(pending, position, position + 1)
-                except Exception as error:
-                    failed.append((error, pending.observation(position)))
+                states.update(pending.joined(reducer, states, start, count))
+                _count(counts, pending.paths, count - start)
+        except Exception:
+            failed += _join_in_parts(pending, reducer, states, counts, start, count, by_channels)
         # By the count from before: a graph in another thread may have added observations since.
         following = pending.successor(count, rings)
         if following is not None:
@@ -169,6 +153,40 @@ def flush(
         if following is pending:
             reduced[key] = count
     return MonitorState(states, counts, left, reduced, stored.merged), failed
+
+
+def _join_in_parts(
+    pending: Pending,
+    reducer: Reducer,
+    states: dict[str, State],
+    counts: dict[str, int],
+    start: int,
+    stop: int,
+    by_channels: bool,
+) -> list[tuple[Exception, Any]]:
+    """Joins observations that could not be joined to their leaves at once; returns those that failed."""
+
+    def join(start: int, stop: int) -> None:
+        leaves = {path: path for path in pending.paths}
+        if by_channels:
+            alone = pending.joined(reducer, {}, start, start + 1)
+            leaves |= {path: _leaf_of(path, states, state) for path, state in alone.items()}
+        before = {path: states.get(leaf, {}) for path, leaf in leaves.items()}
+        found = pending.joined(reducer, before, start, stop)
+        states.update((leaves[path], state) for path, state in found.items())
+        _count(counts, leaves.values(), stop - start)
+
+    if by_channels:  # all in one ring have as many channels
+        with suppress(Exception):
+            join(start, stop)
+            return []
+    failed: list[tuple[Exception, Any]] = []
+    for position in range(start, stop):  # one by one, to leave out only those at fault
+        try:
+            join(position, position + 1)
+        except Exception as error:
+            failed.append((error, pending.observation(position)))
+    return failed
 
 
 def _count(counts: dict[str, int], paths: Iterable[str], observations: int) -> None:
