@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Set
 from statistics import median
 from typing import Literal
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from recorders.watch.diagnosis.asked import is_readable
 from recorders.watch.diagnosis.evidence import Evidence
-from recorders.watch.diagnosis.finding import Finding, fault
+from recorders.watch.diagnosis.finding import Finding, Severity, fault
 from recorders.watch.diagnosis.limits import (
     ACTIVATIONS,
     DEAD_SHARE,
@@ -150,11 +151,12 @@ def _rises_late(known: Evidence) -> bool:
 
 
 def never_ran(known: Evidence) -> Iterator[Finding]:
-    """Layers with weights that were not called."""
+    """Layers with weights that were not called. A part of the net of which none was is told once, and so are those alike in blocks."""
     layers = known.layers
     called = [layer.name for layer in layers if "output" not in layer.silent]
     ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
     ran |= {name[:at] for name in called for at, sign in enumerate(name) if sign == "."}
+    parts: dict[str, list[Layer]] = {}  # by the largest module of which nothing was called
     some_frozen = any(is_still(layer) and "output" not in layer.silent for layer in layers if layer.has_weights)
     for layer in layers:
         # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it. What has no
@@ -169,10 +171,23 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or layer.ratio_at(1.0) > 0
         )
         if "output" in layer.silent and not used:
-            # A file does not tell which layers are frozen, or share weights with one that is called, as the embedding of T5 does.
-            unsure = layer.trained is None and some_frozen
-            what = "no output was recorded" + _because(layer.silent["output"])
-            yield fault("never-ran", layer.name, what, severity="notice" if unsure else None)
+            steps = layer.name.split(".")
+            above = (".".join(steps[:end]) for end in range(1, len(steps)))
+            parts.setdefault(next((name for name in above if name not in ran), layer.name), []).append(layer)
+    alike: dict[str, list[str]] = {}
+    for part in parts:
+        alike.setdefault(re.sub(r"\d+", "0", part), []).append(part)
+    for names in alike.values():
+        layer = parts[names[0]][0]
+        # A file does not tell which layers are frozen, or share weights with one that is called, as the embedding of T5 does.
+        unsure = layer.trained is None and some_frozen
+        what = "no output was recorded" + _because(layer.silent["output"])
+        severity: Severity | None = "notice" if unsure else None
+        if len(parts[names[0]]) > 1:  # such as the part of a net for pictures, in a training on texts
+            what, severity = f"none of its {len(parts[names[0]])} layers was called: {what}", severity or "warning"
+        if len(names) > 1:
+            what = f"{what}; and so with {len(names) - 1} more like it, to {names[-1]}"
+        yield fault("never-ran", names[0], what, severity=severity)
 
 
 def has_gradients(layer: Layer) -> bool:
@@ -317,7 +332,8 @@ def updates(known: Evidence) -> Iterator[Finding]:
     for layer in layers:
         if is_still(layer):
             # A part that no gradient comes to, such as the teacher of a distillation, is not meant to be trained.
-            aside = "gradient" in layer.silent and "weight_gradient" in layer.silent and any(map(has_gradients, layers))
+            aside = "gradient" in layer.silent or _is_unused(known, layer.name)
+            aside = aside and "weight_gradient" in layer.silent and any(map(has_gradients, layers))
             if (layer.trained and not aside) or (layer.trained is None and has_gradients(layer)):
                 what = "the weights never changed" + _because(layer.silent.get("update", ""))
                 yield fault("frozen", layer.name, what, causes=_why_frozen(known, layer))
@@ -395,6 +411,7 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
         layer
         for layer in trained
         if layer.name not in with_gradient and "weight_gradient" in layer.silent and "update" not in layer.silent
+        if not _is_unused(known, layer.name)
     ]
     if without and known.steps is not None:
         more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
@@ -408,6 +425,12 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
         more = f", and of {len(zero) - 1} more layers" if len(zero) > 1 else ""
         causes = ("dead-units", "initialisation", "detached")
         yield fault("no-gradient", zero[-1].name, f"the gradients of its weights were all zero{more}", causes=causes)
+
+
+def _is_unused(known: Evidence, name: str) -> bool:
+    """Whether all that a module has is zeros that no layer made, such as a token that stands for what a mask hides."""
+    courses = known.weights.get(name, {})
+    return bool(courses) and not any(path.startswith("weight") or any(course.values) for path, course in courses.items())
 
 
 def _ends_a_chain(name: str, others: Set[str]) -> bool:
@@ -433,6 +456,7 @@ def zero_weights(known: Evidence) -> Iterator[Finding]:
         for name, courses in known.weights.items()
         if any(
             _is_matrix(known.modules.get(name), path)
+            and (path.startswith("weight") or path in known.gradients.get(name, {}))  # else no call uses it, as a mask token
             and len(course) > (LOSS.least if kinds.get(name) in NORMS else 1)
             and not any(course.values)
             for path, course in courses.items()

@@ -479,3 +479,38 @@ def test_a_rule_that_fails_on_a_net_is_told_and_stops_no_other() -> None:
     assert [line for line in found.unexamined if "failed" in line] == [
         "what the rule 'untied' looks at: it failed with ValueError: no configuration was loaded"
     ]
+
+
+class Towers(nn.Module):
+    """A net for pictures and texts that is given texts, whose blocks have a part that none of them calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pictures = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 8))
+        self.blocks = nn.ModuleList([nn.ModuleDict({"own": nn.Linear(8, 8), "cross": nn.Linear(8, 8)}) for _ in range(3)])
+        self.mask = nn.Parameter(torch.zeros(1, 8))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block["own"](x).relu()  # type: ignore[index]
+        result: Tensor = self.head(x)
+        return result
+
+
+def test_parts_of_a_net_that_never_ran_are_told_once_and_those_alike_in_blocks_once() -> None:
+    recorder = presets.health().modules(net := Towers())
+    train(net, recorder)
+    first, second = findings(recorder)
+    assert (first.severity, first.kind, first.layer) == ("error", "never-ran", "blocks.0.cross")
+    assert first.what.endswith("; and so with 2 more like it, to blocks.2.cross")
+    assert (second.severity, second.kind, second.layer) == ("warning", "never-ran", "pictures")
+    assert second.what.startswith("none of its 3 layers was called: no output was recorded: its module was never called")
+
+
+def test_a_parameter_of_zeros_that_no_call_uses_is_no_fault() -> None:
+    net = Towers()
+    net.pictures, net.blocks = nn.Sequential(), nn.ModuleList()
+    recorder = presets.health().modules(net)
+    train(net, recorder)
+    assert findings(recorder) == []
