@@ -33,6 +33,7 @@ class Gate:
     Attributes:
         on: whether the hooks of the monitor are on.
         active: whether the present step is one of those that the monitor chooses; the clock sets it.
+        came: whether one of these steps has come since the clock sets it.
         open: whether every call passes now, in either mode, without a further question.
         chooses_steps: whether the clock switches the monitor on and off.
         eligible: how many calls passed all gates but `every`, less one, by stream: the path of an operand, or a weak reference
@@ -50,6 +51,7 @@ class Gate:
         self.every_step: int = options["every_step"]
         self.every: int = options["every"]
         self.on = self.active = True
+        self.came = False
         self.open = self.only_steps
         self.shown: Callable[[bool], None] | None = None
         self.changes = Changes()
@@ -65,6 +67,7 @@ class Gate:
         """Sets `on` or `active`."""
         self.on = self.on if on is None else on
         self.active = self.active if active is None else active
+        self.came = self.came or bool(active)
         self.open = self.on and self.active and self.only_steps
         self.changes.note()
         if self.shown is not None:

@@ -193,7 +193,7 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
         return "" if monitor.counts else monitor.unseen()
     if monitor.last_error is not None:
         return monitor.last_error
-    if not monitor.gate.active:
+    if not (monitor.gate.active or monitor.gate.came):
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.counts:
         if monitor.counts.keys() - {"calls"} == {TRACED}:

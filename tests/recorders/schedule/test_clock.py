@@ -820,3 +820,15 @@ def test_report_says_that_no_step_came_and_how_the_clock_is_advanced() -> None:
     assert late.report().silent[0].reason == "none of its steps has come: the clock stands at step 1"
     assert late.report().rows[0].skipped == {"not in its steps": 1}
     assert early.report().rows[0].reason == ""
+
+
+def test_a_module_that_was_not_called_in_its_steps_was_never_called_after_them() -> None:
+    net = Net()
+    kinds = {"out": ForwardMonitor(Count(), steps=range(2, 4)), "weight": ParameterGradientMonitor(Count(), steps=range(2, 4))}
+    recorder = Recorder(**kinds).modules(net, names="first")
+    for _ in range(6):
+        recorder.step()
+    assert [row.reason.partition(",")[0] for row in recorder.report().rows] == [
+        "its module was never called",
+        "no optimizer step changed its parameters",
+    ]
