@@ -195,7 +195,10 @@ def _trained(recorded: Recorder | Recording) -> dict[str, bool]:
     """Whether any weight requires a gradient, by name of the subrecorder; only of modules that are still there."""
     monitors = recorded if isinstance(recorded, Recorder) else {}
     modules = {name: monitor.module for name, monitor in monitors.items() if monitor.module is not None}
-    own = {name: _weights(module, recurse=False) or _weights(module, recurse=True) for name, module in modules.items()}
+    own = {
+        name: _weights(module, recurse=False) or [*module.parameters(recurse=False)] or _weights(module, recurse=True)
+        for name, module in modules.items()
+    }
     return {name: any(weight.requires_grad for weight in weights) for name, weights in own.items() if weights}
 
 

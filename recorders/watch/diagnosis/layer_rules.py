@@ -151,7 +151,7 @@ def _rises_late(known: Evidence) -> bool:
 
 
 def never_ran(known: Evidence) -> Iterator[Finding]:
-    """Layers with weights that were not called. A part of the net of which none was is told once, and so are those alike in blocks."""
+    """Layers with weights that were not called: of a part of the net of which none was, told once, as of parts alike in blocks."""
     layers = known.layers
     called = [layer.name for layer in layers if "output" not in layer.silent]
     ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
@@ -417,6 +417,7 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
         more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
         what = f"no gradient comes back to {without[-1].name}{more}, although their weights require one"
         ends = len(without) == 1 and _ends_a_chain(without[0].name, with_gradient)
+        ends = ends or all(_is_in_pooler(known, layer.name) for layer in without)
         yield fault("no-gradient", without[-1].name, what, severity="notice" if ends else None)
     zero = [
         layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)
@@ -444,6 +445,13 @@ def _ends_a_chain(name: str, others: Set[str]) -> bool:
     return False
 
 
+def _is_in_pooler(known: Evidence, name: str) -> bool:
+    """Whether it is in a pooler of Hugging Face: whoever reads the hidden states of a BERT leaves that unused."""
+    parts = name.split(".")
+    above = (known.modules.get(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+    return any(type(module).__name__.endswith("Pooler") for module in above)
+
+
 def _is_trained(layer: Layer) -> bool:
     return bool(layer.trained) and "output" not in layer.silent and not layer.shared and (layer.has_weights is not False)
 
@@ -464,7 +472,11 @@ def zero_weights(known: Evidence) -> Iterator[Finding]:
     ]
     frozen = not zero
     if frozen and known.steps is not None:
-        zero = [name for name, module in known.modules.items() if any(map(_is_frozen_zero, module.parameters(recurse=False)))]
+        zero = [
+            name
+            for name, module in known.modules.items()
+            if any("bias" not in path and _is_frozen_zero(one) for path, one in module.named_parameters(recurse=False))
+        ]
     if zero:
         more = f", and those of {len(zero) - 1} more layers" if len(zero) > 1 else ""
         frozen |= any(layer.name == zero[0] and layer.trained is False for layer in known.layers)

@@ -514,3 +514,31 @@ def test_a_parameter_of_zeros_that_no_call_uses_is_no_fault() -> None:
     recorder = presets.health().modules(net)
     train(net, recorder)
     assert findings(recorder) == []
+
+
+class BertPooler(nn.Linear):
+    """Of Hugging Face: what it returns is for a classifier, which this net has not."""
+
+
+class Read(nn.Module):
+    """Reads the hidden states of an encoder, and not what its pooler returns."""
+
+    def __init__(self, pooler: type[nn.Linear]) -> None:
+        super().__init__()
+        self.layer, self.pooler, self.head = nn.Linear(8, 8), pooler(8, 8), nn.Linear(8, 1)
+        self.correction_bias = nn.Parameter(torch.zeros(1, 4), requires_grad=False)  # as of experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x).relu()
+        self.pooler(hidden)
+        result: Tensor = self.head(hidden)
+        return result
+
+
+def test_a_pooler_that_nobody_reads_is_a_notice_and_another_layer_a_fault() -> None:
+    for kind, faults in ((BertPooler, []), (nn.Linear, [("no-gradient", "pooler")])):
+        recorder = presets.health().modules(net := Read(kind))
+        train(net, recorder)
+        found = findings(recorder)
+        assert [(one.kind, one.layer) for one in found] == faults
+        assert any(one.kind == "no-gradient" for one in found.notices) != bool(faults)
