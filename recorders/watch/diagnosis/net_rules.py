@@ -90,7 +90,7 @@ def _is_normal(weight: Tensor, scales: Sequence[float]) -> bool:
     """
     if not is_readable(weight) or weight.numel() < INITIAL.normal:
         return False
-    rows = weight.detach()[: max(2, READ // weight[0].numel())].double().flatten(1)
+    rows = weight.detach()[: max(2, READ // _fan_in(weight))].double().flatten(1)
     scale = rows.square().mean().sqrt().item()
     if scale == 0 or (scales and all(abs(scale / one - 1) > INITIAL.deviations / math.sqrt(2 * rows.numel()) for one in scales)):
         return False
@@ -113,7 +113,7 @@ def _is_fresh(layer: nn.Module) -> bool:
     weight = layer.weight_hh_l0 if isinstance(layer, nn.RNNBase) else layer.weight
     if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least or not is_readable(weight):
         return False
-    scaled = weight.detach()[: max(2, READ // weight[0].numel())].abs().double()
+    scaled = weight.detach()[: max(2, READ // _fan_in(weight))].abs().double()
     scaled *= math.sqrt(layer.hidden_size if isinstance(layer, nn.RNNBase) else _fan_in(weight))
     largest, square = scaled.max().item(), scaled.square().mean().item()
     return 0.9 < largest < 1.001 and abs(square * 3 - 1) < 6 / math.sqrt(scaled.numel())
@@ -268,7 +268,7 @@ def _first_size(known: Evidence, name: str, path: str) -> float:
 
 
 def _fan_in(weight: Tensor) -> int:
-    return max(weight[0].numel() if weight.ndim > 1 else 1, 1)
+    return max(math.prod(weight.shape[1:]), 1)
 
 
 def initial_norms(known: Evidence) -> Iterator[Finding]:

@@ -542,3 +542,23 @@ def test_a_pooler_that_nobody_reads_is_a_notice_and_another_layer_a_fault() -> N
         found = findings(recorder)
         assert [(one.kind, one.layer) for one in found] == faults
         assert any(one.kind == "no-gradient" for one in found.notices) != bool(faults)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_layer_without_rows_is_judged(shape: tuple[int, int], trained: bool) -> None:
+    """As MobileBERT has one if its embeddings are as wide as its layers."""
+
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.none = nn.Linear(8, 1), nn.Linear(4, 1, bias=False)
+            self.none.weight = nn.Parameter(torch.empty(shape), requires_grad=trained)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layer(x)
+            return result + self.none(x[:, : shape[1]]).sum()
+
+    recorder = presets.health().modules(net := Empty())
+    train(net, recorder)
+    assert not any("failed" in line for line in findings(recorder).unexamined)
