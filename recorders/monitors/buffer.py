@@ -39,7 +39,8 @@ class Buffer:
     Attributes:
         stored: the states, the counts and the pending observations.
         positional: whether the reducer asks which part of a tensor it observes.
-        by_channels: whether observations with another number of channels have leaves of their own, see `leaf_and_state`.
+        by_channels: whether observations with another number of channels have leaves of their own, see `leaf_and_state`. What a
+            rank holds a part of has not: where the part is, is known by the leaf.
         lock: is held while `stored` changes; reentrant, because a signal handler may read in the middle of an update.
         failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
         flush_seconds: seconds that reducing pending observations has taken while steps were measured.
@@ -109,7 +110,8 @@ class Buffer:
         updated = {}
         for path, xs in inputs.items():
             join = partial(self._joined, self._reducer_of(parts.get(path)), xs)
-            leaf, state = leaf_and_state(path, states, join) if self.by_channels else (path, join(states.get(path, {})))
+            apart = self.by_channels and not self.places
+            leaf, state = leaf_and_state(path, states, join) if apart else (path, join(states.get(path, {})))
             updated[leaf] = state
         return updated
 
@@ -263,7 +265,8 @@ class Buffer:
                 self.changes.note()  # no graph in another thread adds to what is about to be reduced
                 watch = entering.joining
                 run = as_monitor if watch is None else partial(watch, self, as_monitor)
-                self.stored, failed = run(flush, self._stored, self.reducer, seal, self.by_channels)
+                apart = self.by_channels and not self.places
+                self.stored, failed = run(flush, self._stored, self.reducer, seal, apart)
                 self.failed += failed
         return self._stored
 
@@ -289,7 +292,7 @@ class Buffer:
 
     def _merged(self, states: Mapping[str, State], path: str, state: State) -> tuple[str, State]:
         """Returns the leaf of a state that was accumulated elsewhere, and what it is merged with what is there."""
-        if self.by_channels:
+        if self.by_channels and not self.places:
             return leaf_and_state(path, states, lambda before: self.reducer.merge(before, state))
         return path, self.reducer.merge(states.get(path, {}), state)
 
@@ -307,7 +310,7 @@ class Buffer:
             if not self.stored.has_pending:
                 return self._with_accumulated(self.stored, take=False)
             state: MonitorState
-            state, failed = as_monitor(flush, self.stored, self.reducer, False, self.by_channels)
+            state, failed = as_monitor(flush, self.stored, self.reducer, False, self.by_channels and not self.places)
             if failed:
                 self.stored = state
                 self.failed += failed

@@ -27,7 +27,7 @@ from recorders import (
 )
 from recorders.capture.layouts import as_text, from_text
 from recorders.recordings.distributed.merge import Merged
-from reducers import Count, Moments, Norm, Product, Sketch
+from reducers import Count, Mean, Moments, Norm, Product, Sketch
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
 
@@ -212,3 +212,43 @@ def test_a_module_on_no_mesh_needs_no_process_group() -> None:
         with recorder_of(model := net()):
             train(model)
     assert [str(warning.message) for warning in caught] == ["none other"]
+
+
+class Places(nn.Module):
+    """One ReLU in places of 2 and of 3 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.act(x), self.act(x[:, :2])
+
+
+def places_of(place: Place, parts: bool) -> Any:
+    """The means of a rank and of all, and how often it was warned; `parts` says that each rank holds a part of what it sees."""
+    from torch.distributed.tensor import Shard
+
+    model = Places()
+    if parts:
+        register_layouts(model, mesh_of_all(), outputs={"act": Shard(-1)})
+    recorder = Recorder(ForwardMonitor(Mean("channels"))).modules(model, types=nn.ReLU)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RecordingWarning)
+        for _ in range(4):
+            model(torch.full((5, 3), 1.0 + dist.get_rank()))
+    return recorder["act"].compute(), recorder.sync()["act"].compute(), [str(warning.message) for warning in caught]
+
+
+def test_numbers_of_channels_are_merged_by_leaf(pair: World) -> None:
+    for rank, (own, merged, warned) in enumerate(returned(pair.run(places_of, False))):
+        assert {leaf: mean.tolist() for leaf, mean in own.items()} == {"": [1.0 + rank] * 3, "2 channels": [1.0 + rank] * 2}
+        assert {leaf: mean.tolist() for leaf, mean in merged.items()} == {"": [1.5] * 3, "2 channels": [1.5] * 2}
+        assert warned == []
+
+
+def test_a_part_of_a_tensor_has_one_leaf_by_which_its_place_is_known(pair: World) -> None:
+    for rank, (own, merged, (warned,)) in enumerate(returned(pair.run(places_of, True))):
+        assert own.tolist() == [1.0 + rank] * 3
+        assert merged.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+        assert "keeps shape (3,)" in warned
