@@ -374,6 +374,20 @@ def wheel() -> str:
     return "\n".join([*table, "", f"`{result['wheel']}`, on a CPU."])
 
 
+def architectures() -> str:
+    """Which models of transformers are recorded as they should be, and what is wrong with others."""
+    result = _result("architectures")
+    rows = result.get("rows", [])
+    if not rows:
+        return "Not measured yet."
+    wrong = [(f"`{row['class']}`", "; ".join(row["wrong"])) for row in rows if row["wrong"]]
+    note = (
+        f"{len(rows) - len(wrong)} of {len(rows)} architectures of transformers {result['transformers']} are as they should be. "
+        f"{len(result['left_out'])} more could not be made small, or take other inputs than text, pictures or sound."
+    )
+    return "\n".join([note, *(["", *_table(("model", "what is not"), wrong)] if wrong else [])])
+
+
 def _worked(row: dict[str, Any]) -> str:
     checks = row.get("checks", {})
     if failed := [name for name, outcome in checks.items() if outcome not in ("passed", "not supported")]:
@@ -642,7 +656,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "gpu": gpu,
     },
     ROOT / "docs" / "stream-format.md": {"streams": streams},
-    ROOT / "docs" / "torch.md": {"versions": versions, "wheel": wheel},
+    ROOT / "docs" / "torch.md": {"versions": versions, "wheel": wheel, "architectures": architectures},
 }
 
 
