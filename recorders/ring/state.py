@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from recorders.ring.ring import Pending, Ring
 from reducers import Reducer, State, StateMismatchError
 
-__all__ = ["EMPTY", "MonitorState", "flush", "leaf_and_state"]
+__all__ = ["EMPTY", "MonitorState", "flush", "leaf_and_state", "path_of"]
 
 
 _APART = re.compile(r"(.*\.)?\d+ channels", re.DOTALL)
@@ -49,7 +49,7 @@ class MonitorState(NamedTuple):
         """The number of observations of the leaf that has most, with all its numbers of channels."""
         counts = dict[str, int]()
         for leaf, count in self.counts.items():
-            _count(counts, [_home(leaf)], count)
+            _count(counts, [path_of(leaf)], count)
         for key, pending in self.pending.items():
             _count(counts, pending.paths, self.number_in(key))
         return self.merged + max(counts.values(), default=0)
@@ -113,11 +113,11 @@ def _leaf_of(path: str, states: Mapping[str, State], alone: State) -> str:
     if len(found) != 1:
         return path
     leaf = f"{path}.{found.pop()} channels".removeprefix(".")
-    is_room = leaf in states or sum(other != _home(other) for other in states) < MOST_APART
+    is_room = leaf in states or sum(other != path_of(other) for other in states) < MOST_APART
     return leaf if is_room else path
 
 
-def _home(leaf: str) -> str:
+def path_of(leaf: str) -> str:
     """Returns the path of the tensor whose observations are in a leaf, see `leaf_and_state`."""
     return leaf.rpartition(".")[0] if _APART.fullmatch(leaf) else leaf
 

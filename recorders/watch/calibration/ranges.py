@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from recorders.errors import SelectionError
 from recorders.recordings.recording import Subrecording
+from recorders.ring.state import path_of
 from recorders.watch.calibration.distribution import Distribution, pooled
 from recorders.watch.calibration.entropy import entropy
 from recorders.watch.calibration.methods import ClippingRange, Method, minmax, mse
@@ -111,12 +113,17 @@ def ranges(recording: Mapping[str, Subrecording], side: Side = "input", scheme: 
     """
     found = {}
     for layer, part in _layers(recording, side):
-        quantile, state = _values(part, f"{side}/{layer}")
-        channels = importance({f"input/{layer}": part})[layer].squares.numel() if side == "input" else state["min"].numel()
-        shared = _shared(state, scheme.per, channels)
+        quantile, states = _parts(part, "values", f"{side}/{layer}")
+        assert isinstance(quantile, Quantile)
+        if scheme.per == "tensor":
+            shared: State | None = reduce(replace(quantile, pattern="... ->").merge, map(pooled, states))
+        else:
+            state = _only(states, part, f"{side}/{layer}")
+            channels = importance({f"input/{layer}": part})[layer].squares.numel() if side == "input" else state["min"].numel()
+            shared = _shared(state, scheme.per, channels)
         if shared is None:
             raise ArgumentError(
-                f"{side}/{layer} has {state['min'].numel()} distributions of {channels} channels, which tell no ranges per "
+                f"{side}/{layer} has {states[0]['min'].numel()} distributions of {channels} channels, which tell no ranges per "
                 f"{scheme.per}: record presets.calibration(per_channel=True), or with group_size"
             )
         if not shared["counts"].any(dim=-1).all():
@@ -188,7 +195,7 @@ def importance(recording: Mapping[str, Subrecording]) -> dict[str, Importance]:
     """
     found = {}
     for layer, part in _layers(recording, "input"):
-        state = _part(part, "squares", f"input/{layer}")[1]
+        state = _only(_parts(part, "squares", f"input/{layer}")[1], part, f"input/{layer}")
         counts, missing = state["count"].cpu(), state["nonfinite"].cpu()
         rows = counts + missing
         squares = state["power"].cpu().double() * torch.where(missing > 0, rows / counts.clamp(min=1), 1.0)
@@ -258,28 +265,30 @@ def _layers(recording: Mapping[str, Subrecording], side: str) -> Iterator[tuple[
             yield name.removeprefix(f"{side}/"), part
 
 
-def _shared(state: State, per: Literal["tensor", "channel"] | int, channels: int) -> State | None:
-    """The state of what shares a scale; None if it does not follow from the one recorded, of channels, groups or the tensor."""
+def _shared(state: State, per: str | int, channels: int) -> State | None:
+    """The state of channels or groups that share a scale; None if it does not follow from the one recorded."""
     kept, by_channel = state["min"].numel(), state["min"].ndim == 1
     if isinstance(per, int):
         return pooled(state, per * kept // channels) if by_channel and per * kept % channels == 0 and channels % per == 0 else None
-    if per == "tensor":
-        return pooled(state)
     return state if by_channel and kept == channels else None
 
 
-def _part(part: Subrecording, name: str, where: str) -> tuple[Reducer, State]:
-    """A reducer of a product, and its state."""
+def _parts(part: Subrecording, name: str, where: str) -> tuple[Reducer, list[State]]:
+    """A reducer of a product, and its state of each number of channels, of which most layers have one."""
     reducer = dict(part.reducer.parts).get(name) if isinstance(part.reducer, Product) else None
-    states = [state for state in part.states.values() if state]
     if reducer is None:
         raise SelectionError(f"{where} holds {part.reducer}, which has no {name!r}: record it by presets.calibration()")
+    states = {path: state for path, state in part.states.items() if state}
+    if len({*map(path_of, states)}) != 1:
+        raise _several(part, where)
+    return reducer, [{key.partition("/")[2]: x for key, x in one.items() if key.startswith(f"{name}/")} for one in states.values()]
+
+
+def _only(states: list[State], part: Subrecording, where: str) -> State:
     if len(states) != 1:
-        raise SelectionError(f"{where} has {len(states)} tensors, {list(part.states)}: calibration is of layers with one")
-    return reducer, {key.partition("/")[2]: value for key, value in states[0].items() if key.startswith(f"{name}/")}
+        raise _several(part, where)
+    return states[0]
 
 
-def _values(part: Subrecording, where: str) -> tuple[Quantile, State]:
-    reducer, state = _part(part, "values", where)
-    assert isinstance(reducer, Quantile)
-    return reducer, state
+def _several(part: Subrecording, where: str) -> SelectionError:
+    return SelectionError(f"{where} has {len(part.states)} tensors, {list(part.states)}: calibration is of layers with one")

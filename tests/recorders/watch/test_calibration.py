@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,3 +280,29 @@ def load_of_means(net: Net) -> object:
     with Recorder(input=ForwardInputMonitor(Mean())).modules(net, types=nn.Linear) as recorder:
         net(BATCHES[0])
     return recorder.snapshot()["input/first"]
+
+
+class Places(nn.Module):
+    """One activation function in places of 2 and 8 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.act = nn.Linear(4, 2), nn.Linear(2, 8), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.act(self.wide(self.act(self.narrow(x))))
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_layer_of_several_places_has_one_range_of_all(per_channel: bool) -> None:
+    net, x = Places(), torch.randn(50, 4)
+    with presets.calibration(per_channel=per_channel).modules(net) as recorder:
+        net(x)
+    recording = recorder.snapshot()
+    low, high = calibration.ranges(recording, "input")["act"]
+    narrow = net.narrow(x)
+    wide = net.wide(narrow.tanh())
+    assert (low.item(), high.item()) == (min(narrow.min(), wide.min()).item(), max(narrow.max(), wide.max()).item())
+    if per_channel:
+        with pytest.raises(SelectionError, match=r"act has 2 tensors, \['', '8 channels'\]: calibration is of layers with one"):
+            calibration.ranges(recording, "input", calibration.Scheme(per="channel"))
