@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording
+from recorders.ring.state import path_of
 from recorders.watch.diagnosis.limits import is_idle, usual_growth
 from recorders.watch.spread import ACTIVITY, IDLE, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
@@ -148,7 +149,8 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
                 title = name + (f":{path}" if path else "")
                 taken = rows.get(title, Layer(title))
             modules[title] = module = _module(name, groups)
-            facts["first"] = title == first_row.setdefault(module, title) or not path
+            home = title.removesuffix(path) + path_of(path)  # a module may have a row for each number of channels
+            facts["first"] = home == first_row.setdefault(module, home) or not path_of(path)
             facts["has_weights"] = None if owners is None else module in owners
             silent = taken.silent if part.samples else {**taken.silent, role: reasons.get(name, "")}
             if name in failed:

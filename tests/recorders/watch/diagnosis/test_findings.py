@@ -562,3 +562,25 @@ def test_a_layer_without_rows_is_judged(shape: tuple[int, int], trained: bool) -
     recorder = presets.health().modules(net := Empty())
     train(net, recorder)
     assert not any("failed" in line for line in findings(recorder).unexamined)
+
+
+class Shared(nn.Module):
+    """One ReLU in places of 6 and 8 channels; of the latter six units are dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.act, self.head = nn.Linear(8, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)
+        nn.init.constant_(self.wide.bias[:6], -4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.act(self.wide(self.act(self.narrow(x)))))
+        return result
+
+
+def test_dead_units_are_found_in_each_place_of_a_layer() -> None:
+    recorder = presets.health().modules(net := Shared())
+    train(net, recorder)
+    faults = findings(recorder)
+    (fault,) = [*faults, *faults.notices]  # a notice if the loss falls all the same
+    assert (fault.kind, fault.layer) == ("dead-units", "act:8 channels")
+    assert fault.what == "6 of 8 units are dead: they were never active"
