@@ -171,8 +171,7 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or layer.ratio_at(1.0) > 0
         )
         if "output" in layer.silent and not used:
-            steps = layer.name.split(".")
-            above = (".".join(steps[:end]) for end in range(1, len(steps)))
+            above = (layer.name[:at] for at, sign in enumerate(layer.name) if sign == ".")
             parts.setdefault(next((name for name in above if name not in ran), layer.name), []).append(layer)
     alike: dict[str, list[str]] = {}
     for part in parts:
@@ -180,9 +179,8 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
     for names in alike.values():
         layer = parts[names[0]][0]
         # A file does not tell which layers are frozen, or share weights with one that is called, as the embedding of T5 does.
-        unsure = layer.trained is None and some_frozen
+        severity: Severity | None = "notice" if layer.trained is None and some_frozen else None
         what = "no output was recorded" + _because(layer.silent["output"])
-        severity: Severity | None = "notice" if unsure else None
         if len(parts[names[0]]) > 1:  # such as the part of a net for pictures, in a training on texts
             what, severity = f"none of its {len(parts[names[0]])} layers was called: {what}", severity or "warning"
         if len(names) > 1:
