@@ -7,9 +7,9 @@ recorded: outputs, inputs, gradients, updates. What is compared:
 - the number of elements and the sum of magnitudes of each leaf's outputs and gradients with those that plain hooks take;
 - the net before and after `findings(example=)` and `plan`: values, gradients, modes, hooks and random numbers.
 
-Then it is trained for twelve steps with `presets.health()`. There must be no warning, and no rule of the findings that fails.
+Then it is trained for six steps with `presets.health()`. There must be no warning, and no rule of the findings that fails.
 Models that cannot be made so small, or that take other inputs than text, pictures or sound, are counted and left out. Run from the
-root, for half an hour: python -m benchmarks.architectures [NAME ...]
+root, for a quarter of an hour: python -m benchmarks.architectures [NAME ...]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from recorders import (
 from reducers import Count, Norm, Product
 
 TASKS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageClassification", "AudioClassification", "")
-LARGEST = 30_000_000  # parameters
+LARGEST = 10_000_000  # parameters
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "lru_width"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 48),
@@ -251,7 +251,7 @@ def examine(net: nn.Module, given: Given) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecordingWarning)
         with presets.health().modules(nets[4]) as health:
-            trained(nets[4], given, health, steps=12)
+            trained(nets[4], given, health, steps=6)
         before = state(nets[4])
         found = findings(health, example=given)
         wrong += ["findings changed the model"] if state(nets[4]) != before else []
