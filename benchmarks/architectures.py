@@ -283,7 +283,7 @@ def main() -> None:
     chosen = parser.parse_args().name
     each = [one for one in architectures() if not chosen or one[0] in chosen]
     rows, left_out = [], []
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), max_tasks_per_child=20) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         for row in pool.map(row_of, *zip(*each, strict=True)):
             if not row["class"]:
                 left_out.append(row["architecture"])
