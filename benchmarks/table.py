@@ -380,7 +380,11 @@ def architectures() -> str:
     rows = result.get("rows", [])
     if not rows:
         return "Not measured yet."
-    wrong = [(f"`{row['class']}`", "; ".join(row["wrong"])) for row in rows if row["wrong"]]
+    wrong = [
+        (f"`{row['architecture']}`", "; ".join(line.partition("; operands")[0] for line in row["wrong"]))
+        for row in rows
+        if row["wrong"]
+    ]
     note = (
         f"{len(rows) - len(wrong)} of {len(rows)} architectures of transformers {result['transformers']} are as they should be. "
         f"{len(result['left_out'])} more could not be made small, or take other inputs than text, pictures or sound."
