@@ -152,13 +152,12 @@ def _rises_late(known: Evidence) -> bool:
 
 def never_ran(known: Evidence) -> Iterator[Finding]:
     """Layers with weights that were not called: of a part of the net of which none was, told once, as of parts alike in blocks."""
-    layers = known.layers
-    called = [layer.name for layer in layers if "output" not in layer.silent]
+    called = [layer.name for layer in known.layers if "output" not in layer.silent]
     ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
-    ran |= {name[:at] for name in called for at, sign in enumerate(name) if sign == "."}
+    ran |= {above for name in called for above in _above(name)}
     parts: dict[str, list[Layer]] = {}  # by the largest module of which nothing was called
-    some_frozen = any(is_still(layer) and "output" not in layer.silent for layer in layers if layer.has_weights)
-    for layer in layers:
+    some_frozen = any(is_still(layer) and "output" not in layer.silent for layer in known.layers if layer.has_weights)
+    for layer in known.layers:
         # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it. What has no
         # weights has nothing to learn: the dropout of attention, which is fused, is not called.
         used = (
@@ -171,8 +170,7 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or layer.ratio_at(1.0) > 0
         )
         if "output" in layer.silent and not used:
-            above = (layer.name[:at] for at, sign in enumerate(layer.name) if sign == ".")
-            parts.setdefault(next((name for name in above if name not in ran), layer.name), []).append(layer)
+            parts.setdefault(next((one for one in _above(layer.name) if one not in ran), layer.name), []).append(layer)
     alike: dict[str, list[str]] = {}
     for part in parts:
         alike.setdefault(re.sub(r"\d+", "0", part), []).append(part)
@@ -186,6 +184,10 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
         if len(names) > 1:
             what = f"{what}; and so with {len(names) - 1} more like it, to {names[-1]}"
         yield fault("never-ran", names[0], what, severity=severity)
+
+
+def _above(name: str) -> list[str]:
+    return [name[:at] for at, sign in enumerate(name) if sign == "."]
 
 
 def has_gradients(layer: Layer) -> bool:
@@ -445,9 +447,7 @@ def _ends_a_chain(name: str, others: Set[str]) -> bool:
 
 def _is_in_pooler(known: Evidence, name: str) -> bool:
     """Whether it is in a pooler of Hugging Face: whoever reads the hidden states of a BERT leaves that unused."""
-    parts = name.split(".")
-    above = (known.modules.get(".".join(parts[:end])) for end in range(1, len(parts) + 1))
-    return any(type(module).__name__.endswith("Pooler") for module in above)
+    return any(type(known.modules.get(one)).__name__.endswith("Pooler") for one in (*_above(name), name))
 
 
 def _is_trained(layer: Layer) -> bool:
