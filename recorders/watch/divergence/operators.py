@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import autograd_node, in_place_of_operators
-from recorders.capture.operands import items, leaves, mapped, plain
+from recorders.capture.operands import is_spread, items, leaves, mapped, plain
 from recorders.watch.divergence.sources import SourceLine, caller, module_of_frame
 from reducers.kernels.hashing import bits_of, mix
 
 __all__ = ["OperatorCall", "OperatorLog", "digest", "rounding", "shown_tensors"]
 
 _CHUNK = 1 << 20
+_WRITES_A_PART = ("aten.index_copy_", "aten.index_fill_", "aten.index_put_", "aten.masked_", "aten.put_", "aten.scatter_")
 
 
 @dataclass(eq=False)
@@ -91,6 +93,8 @@ class OperatorLog:
         before = self._kept(given) if self._inputs else []
         output = operator(*args, **kwargs)
         returned = [tensor for _, tensor in leaves(output)]
+        if "rnn" in str(operator):  # among what they return is memory for their backward, of which not all is written
+            returned = [tensor for tensor in returned if tensor.dtype is not torch.uint8]
         call = OperatorCall(
             str(operator),
             len(self.calls),
@@ -114,9 +118,12 @@ class OperatorLog:
         return output
 
     def _is_unwritten(self, call: OperatorCall, given: list[Tensor], returned: list[Tensor]) -> bool:
-        """Whether an operator returns whatever was in the memory before, or shows that."""
-        is_new = call.name.startswith(("aten.empty", "aten.new_empty"))
-        if is_new or (call.is_view and given and id(given[0]) in self._unwritten):
+        """Whether an operator returns whatever was in the memory before, shows or copies that, or writes to a part of it."""
+        if call.name.startswith("aten.copy_."):
+            read = given[1:]
+        else:
+            read = given[:1] if call.is_view or call.name.startswith(_WRITES_A_PART) else []
+        if call.name.startswith(("aten.empty", "aten.new_empty")) or any(id(tensor) in self._unwritten for tensor in read):
             self._unwritten.update((id(tensor), tensor) for tensor in returned)
             return True
         for tensor in returned:
@@ -128,7 +135,7 @@ class OperatorLog:
         if self._new is not None:
             call, tensors = self._new
             self._new = None
-            self._nodes.update({tensor.grad_fn: call for tensor in tensors if tensor.grad_fn is not None})
+            self._nodes.update({node: call for node in map(_node_of, tensors) if node is not None})
         return autograd_node()
 
     def add_module(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
@@ -160,6 +167,13 @@ class OperatorLog:
         if self._only is not None and self._only != len(self.calls):
             return []
         return [] if self._keep is None else [self._keep(tensor) for tensor in tensors]
+
+
+def _node_of(tensor: Tensor) -> Any:
+    """The node of autograd that made a tensor; None also of a view made without gradients whose base was written to with them."""
+    with contextlib.suppress(RuntimeError):
+        return tensor.grad_fn
+    return None
 
 
 def rounding(to: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -196,11 +210,16 @@ def rounding(to: torch.dtype | None) -> AbstractContextManager[Any]:
 def digest(tensor: Tensor) -> Tensor:
     """Return a hash of the bits of a tensor and of their order: one int64, on its device.
 
+    That of a nested tensor, or of another that keeps its values in several, is made of those of these tensors.
+
     >>> x = torch.randn(100)
     >>> bool(digest(x) == digest(x.clone())), bool(digest(x) == digest(x.flip(0)))
     (True, False)
     """
     with torch.no_grad():
+        if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__") and not is_spread(tensor):
+            inner = [digest(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+            return torch.stack([mix(one, place + 3) for place, one in enumerate(inner)]).sum()
         tensor = plain(tensor)
         if tensor.is_meta:
             return torch.zeros((), dtype=torch.int64, device="cpu")
@@ -214,8 +233,11 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def shown_tensors(tensors: list[Tensor]) -> str:
-    """Shapes and dtypes, for messages."""
-    return ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+    """Shapes and dtypes, for messages; for the lengths of a nested tensor, which each time have another name, a star."""
+    shown = ((["*" if isinstance(size, torch.SymInt) else size for size in tensor.shape], tensor.dtype) for tensor in tensors)
+    return ", ".join(
+        f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)}) {str(dtype).removeprefix('torch.')}" for sizes, dtype in shown
+    )
 
 
 def _settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

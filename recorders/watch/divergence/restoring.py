@@ -74,16 +74,19 @@ class Restored:
         for _, tensor in leaves(value):
             if id(tensor) not in self._tensors:
                 self._tensors[id(tensor)] = tensor, tensor.detach().clone()
-                if tensor.is_leaf and tensor.requires_grad:
+                if tensor.is_leaf:
                     self._keep_gradient(tensor)
 
     def _keep_gradient(self, tensor: Tensor) -> None:
-        gradient = tensor.grad
+        gradient, required = tensor.grad, tensor.requires_grad
         if gradient is not None:
             self._tensors[id(gradient)] = gradient, gradient.detach().clone()
 
         def undo() -> None:
-            if tensor.grad is not gradient:
+            # A step may freeze parameters, or begin a loss with a buffer of zero that requires gradients.
+            if tensor.is_leaf and tensor.requires_grad != required:
+                tensor.requires_grad_(required)
+            if tensor.is_leaf and tensor.grad is not gradient:
                 tensor.grad = gradient
 
         self._undo.append(undo)

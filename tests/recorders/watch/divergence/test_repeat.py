@@ -155,6 +155,109 @@ def test_memory_that_was_never_written_counts_for_nothing() -> None:
     assert not repeat(lambda: torch.empty(1000).fill_(1.0) + torch.ones(1000).new_empty(1000).zero_())
 
 
+def test_memory_that_is_written_part_by_part_counts_for_nothing_until_something_reads_it() -> None:
+    rows = [torch.arange(500), torch.arange(500, 1000)]
+
+    def by_index() -> Tensor:
+        made = torch.empty(1000)
+        for index in rows:
+            made.index_copy_(0, index, torch.ones(500))
+        return made.sin()
+
+    assert not repeat(by_index, 3)
+    for layer in (nn.CircularPad2d(2), nn.CircularPad3d(1), nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")):
+        x = torch.randn(2, 3, 6, 6) if not isinstance(layer, nn.CircularPad3d) else torch.randn(2, 3, 4, 4, 4)
+        assert not repeat(lambda layer=layer, x=x: layer(x.clone().requires_grad_()).sum().backward(), 3, modules=layer)
+
+    counter = iter(range(100))
+
+    def read_too_early() -> Tensor:
+        memory = torch.empty(100)
+        memory.numpy()[:] = next(counter)  # whatever was there
+        return torch.zeros(100).copy_(memory).sin()
+
+    found = repeat(read_too_early)
+    assert found.operator == "aten.sin.default"
+    assert "comes from outside of PyTorch" in found.differs
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM(3, 3, 2, dropout=0.1), nn.GRU(3, 3), nn.RNN(3, 3)], ids=lambda layer: type(layer).__name__
+)
+def test_recurrent_layers_return_memory_for_their_backward_which_counts_for_nothing(layer: nn.RNNBase) -> None:
+    filling = iter(range(1000))
+
+    def step() -> None:
+        torch.empty(1 << 16, dtype=torch.uint8).fill_(next(filling) % 251)  # so that what is not written differs
+        layer(torch.randn(4, 2, 3))[0].sum().backward()
+
+    found = repeat(step, 3, modules=layer)
+    assert found.operator == "aten.fill_.Scalar"  # by which the runs differ alone
+    assert not repeat(lambda: layer(torch.randn(4, 2, 3))[0].sum().backward(), 3, modules=layer)
+
+
+class BeginsWithABuffer(nn.Module):
+    """Adds up its loss from a buffer of zero, as layers of vector quantisation do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("zero", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.zero.requires_grad_() + self.layer(x).square().mean()
+
+
+def test_gradients_of_buffers_and_whether_a_tensor_requires_them_are_put_back() -> None:
+    net = BeginsWithABuffer()
+
+    def step() -> None:
+        net.layer.zero_grad()
+        net(torch.ones(3, 2)).backward()
+        net.layer.bias.requires_grad_(False)
+
+    assert not repeat(step, 3, modules=net)
+    assert net.layer.bias.requires_grad
+    assert not net.zero.requires_grad
+    assert net.zero.grad is None
+
+
+def test_steps_of_adam_on_complex_weights_which_it_views_as_real_numbers() -> None:
+    net = nn.Linear(3, 2, dtype=torch.complex64)
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(torch.ones(4, 3, dtype=torch.complex64)).abs().sum().backward()
+        optimizer.step()
+
+    assert not repeat(step, modules=[net, optimizer])
+
+
+def test_nested_tensors_are_compared_by_what_they_hold() -> None:
+    net, numbers = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), iter(range(100))
+
+    def nested(more: float = 0.0) -> Tensor:
+        parts = [torch.ones(2, 3) + more, torch.ones(5, 3)]
+        return net(torch.nested.nested_tensor(parts, layout=torch.jagged)).values().sum()
+
+    assert not repeat(lambda: nested().backward(), 3, modules=net)
+    assert repeat(lambda: nested(next(numbers)).backward(), modules=net)
+
+
+def test_what_the_first_run_makes_for_later_ones_is_a_note() -> None:
+    kept: list[Tensor] = []
+
+    def step() -> Tensor:
+        if not kept:
+            kept.append(torch.arange(3.0).cos())
+        return kept[0] * 2
+
+    found = repeat(step)
+    assert not found
+    assert "the first run called other operators than later ones, which agree" in str(found)
+
+
 def test_nan_equals_nan_and_one_bit_is_found() -> None:
     calls = iter(range(100))
     assert not repeat(lambda: torch.full((3,), float("nan")) + 1)
