@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 
+_LONGEST = 300
+"""How many characters of a message that is not ours are shown."""
+
+
 class RecorderError(Exception):
     """Base of every error raised by `recorders`."""
 
@@ -110,6 +114,15 @@ class TrainingFaultError(RecorderError, RuntimeError):
 
 class RecordingWarning(UserWarning):
     """Something was not recorded, or a `Checkup` found a likely fault; training goes on."""
+
+
+def in_a_line(error: Exception) -> str:
+    """The message of an error; of one that is not ours the beginning, since PyTorch may list all its kernels in it."""
+    text = str(error)
+    if type(error).__module__.partition(".")[0] in ("recorders", "reducers"):
+        return text
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 def require(module: str, extra: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from einops.parsing import ParsedExpression
 from torch import nn
 
 from recorders.capture.contents import modules_in
@@ -17,8 +18,8 @@ _NAMES = {
     **dict.fromkeys(("RMSNorm", "LayerNorm", "Conv1D", "Linear", "PatchEmbed", "PatchEmbeddings", "Dense"), -1),
 }
 """Classes of other libraries, by the ends of their names."""
+_ELLIPSIS = "\u2026"  # the einops parser replaces "..." by this
 _FORMATS = {"channels_first": 1, "channels_last": -1}
-_UNKNOWN = ("Rearrange", "Reduce")  # layers of einops: what comes before them tells nothing of what comes behind
 
 
 def register_channel_axis(kind: type[nn.Module], axis: int) -> None:
@@ -50,6 +51,7 @@ def channel_axis(module: nn.Module, net: nn.Module | None = None) -> int | None:
     - By type: 1 for convolutions, batch, group and instance norms, pooling, padding and channel dropout, as PyTorch defines them;
       the last for linear layers, layer norms, RMS norms (those of transformers too), embeddings, attention and recurrent layers.
     - A module that contains others has that of the last of them.
+    - `Rearrange` and `Reduce` of einops have the innermost part of the axis where their pattern puts it.
     - All others (activations, dropout, `Identity`, `Flatten`, layers of your own) leave the axis where it is: they have that of
       what comes before them in their container, or else of what comes after, or else of what comes before the container. If such a
       container is no `Sequential` and its order tells nothing, because a layer is made before or after all others, it is 1 in a
@@ -168,8 +170,31 @@ def _children(module: nn.Module) -> list[nn.Module]:
 
 def _behind(module: nn.Module, before: int | None) -> int | None:
     """The axis behind a layer that has no channels of its own."""
-    name, dims = type(module).__name__, getattr(module, "dims", None)
+    name, dims, pattern = type(module).__name__, getattr(module, "dims", None), getattr(module, "pattern", None)
     if name == "Permute" and isinstance(dims, (list, tuple)) and before is not None:  # of torchvision
         place = [dim % len(dims) for dim in dims].index(before % len(dims))
         return -1 if place == len(dims) - 1 else place
-    return None if name in _UNKNOWN else before
+    if name in ("Rearrange", "Reduce"):  # layers of einops
+        return _rearranged(pattern, before) if before is not None and isinstance(pattern, str) else None
+    return before
+
+
+def _rearranged(pattern: str, axis: int) -> int | None:
+    """Where an einops pattern has the innermost part of an axis of what it is given; None if it drops it, or does not name it.
+
+    >>> _rearranged("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", 1), _rearranged("b n (h d) -> b h n d", -1)
+    (-1, -1)
+    >>> _rearranged("b ... c -> b c ...", -1), _rearranged("b c h w -> b h w", 1)
+    (1, None)
+    """
+    given, returned = (
+        [part if isinstance(part, list) else [part] for part in ParsedExpression(side.strip()).composition]
+        for side in pattern.split("->")
+    )
+    counted = given[axis:] if axis < 0 else given[: axis + 1]
+    if not counted or [_ELLIPSIS] in counted or not -len(given) <= axis < len(given) or not given[axis]:
+        return None
+    place = next((at for at, part in enumerate(returned) if given[axis][-1] in part), None)
+    if place is None:
+        return None
+    return place - len(returned) if place == len(returned) - 1 or [_ELLIPSIS] in returned[:place] else place

@@ -32,7 +32,8 @@ def modules_in(module: nn.Module) -> dict[str, nn.Module]:
 def own_parameters(module: nn.Module) -> tuple[nn.Module, Mapping[str, nn.Parameter | None]]:
     """The module that PyTorch has the parameters of a module in, and these, by name: not those of modules in it."""
     if not _is_keras(module):
-        return module, module._parameters
+        own = module._parameters
+        return module, own if isinstance(own, dict) else dict(own.items())  # those of TorchScript are in a container of C++
     variables: Any = [*module._trainable_variables, *module._non_trainable_variables]  # type: ignore[misc]
     parameters = {one.name: one.value for one in variables if isinstance(one.value, nn.Parameter)}
     held = module._modules.get("_torch_params")

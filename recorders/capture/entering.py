@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from recorders._torch import outside_modes
-from recorders.errors import MonitorError, RecordingWarning
+from recorders.errors import MonitorError, RecordingWarning, in_a_line
 from reducers.errors import warn_user
 
 __all__ = ["PASSED_ON", "Fail", "failure_of", "guarded", "report_failure", "timed"]
@@ -86,7 +86,7 @@ def report_failure(fail: Fail, error: Exception, *about: Any) -> None:
     if (where, type(error).__name__) not in _told:
         _told.add((where, type(error).__name__))
         warn_user(
-            f"{where} of a recorder failed: {type(error).__name__}: {error}; the training goes on, and what this moment would have "
-            "recorded is left out, now and in later moments like it silently",
+            f"{where} of a recorder failed: {type(error).__name__}: {in_a_line(error)}; the training goes on, and what this moment "
+            "would have recorded is left out, now and in later moments like it silently",
             RecordingWarning,
         )

@@ -43,8 +43,8 @@ TRACED = "traced (torch.jit.trace or make_fx)"
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors in `value`, each with its path: keys, indices and field names joined by dots; "" for a single tensor.
 
-    Walks tuples, named tuples, lists, mappings and dataclasses, and so the outputs of Hugging Face models. Other objects that hold
-    tensors, such as a key-value cache, are ignored.
+    Walks tuples, named tuples, lists, mappings and dataclasses, and so the outputs of Hugging Face models; and `Data`, `Batch` and
+    `HeteroData` of PyTorch Geometric. Other objects that hold tensors, such as a key-value cache, are ignored.
 
     >>> import torch
     >>> [path for path, _ in leaves({"logits": torch.ones(1), "states": (torch.ones(1), torch.ones(2))})]
@@ -59,15 +59,23 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the key and the item of each item of a tuple, list, mapping or dataclass; of other values nothing."""
+    """Yields the key and the item of each item of a tuple, list, mapping, dataclass or graph; of other values nothing."""
     if isinstance(value, Mapping):
         yield from ((_key(key, value), item) for key, item in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from zip(value._fields, value, strict=True)
     elif isinstance(value, (tuple, list)):
         yield from ((str(index), item) for index, item in enumerate(value))
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif not isinstance(value, type) and is_dataclass(value):
         yield from ((field.name, getattr(value, field.name, None)) for field in fields(value))
+    elif _is_graph(value):
+        held: dict[Any, Any] = value.to_dict()  # type: ignore[union-attr]
+        yield from ((" ".join(key) if isinstance(key, tuple) else key, item) for key, item in held.items())
+
+
+def _is_graph(value: Any) -> bool:
+    """Whether this is a graph of PyTorch Geometric, told without the import of it."""
+    return hasattr(type(value), "edge_stores") and hasattr(type(value), "to_dict")
 
 
 def _key(key: Any, mapping: Mapping[Any, Any]) -> str:
@@ -101,12 +109,14 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         for key, item in value.items():
             clone[key] = mapped(item, function)
         return clone
-    if is_dataclass(value) and not isinstance(value, type):
+    if not isinstance(value, type) and is_dataclass(value):
         clone = copy.copy(value)
         for field in fields(value):
             if hasattr(value, field.name):
                 object.__setattr__(clone, field.name, mapped(getattr(value, field.name), function))
         return clone
+    if _is_graph(value):
+        return copy.copy(value).apply(function)  # type: ignore[union-attr]
     return value
 
 

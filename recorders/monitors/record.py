@@ -29,7 +29,7 @@ from recorders.capture.operands import (
     symbolic,
     why_no_numbers,
 )
-from recorders.errors import GivenError, MonitorError, OperandError, RecordingWarning
+from recorders.errors import GivenError, MonitorError, OperandError, RecordingWarning, in_a_line
 from recorders.monitors import channels
 from recorders.monitors.attachment import Attachment
 from recorders.monitors.buffer import NO_PARTS, Buffer
@@ -345,7 +345,8 @@ def store(
         info: what a graph told of the tensors, by path.
         made_of: the placement of what callables got, if there are any.
     """
-    if monitor.patterns and any(xs and not xs[0].ndim for xs in inputs.values()):
+    least = 2 if monitor.buffer.by_channels else 1
+    if monitor.patterns and any(xs and xs[0].ndim < least for xs in inputs.values()):
         inputs = _with_axes(monitor, inputs)
     plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
     buffer, parts = monitor.buffer, NO_PARTS
@@ -358,21 +359,22 @@ def store(
 
 
 def _with_axes(monitor: Observer, inputs: Inputs) -> Inputs:
-    """The leaves but for numbers (0-d) if the pattern keeps an axis, such as the loss that a model returns beside its logits.
+    """The leaves but for those with fewer axes than the pattern keeps, such as the loss that a model returns beside its logits.
 
-    A lone number is left out only if it is that of a module without channels, such as a loss; else the error of the reducer says
-    what is wrong with it.
+    A lone number is left out only if it is that of a module without channels, such as a loss; so is one number for each sample.
+    Else the error of the reducer says what is wrong.
 
     Raises:
         NothingToRecordError: none is left.
     """
     found = dict(inputs)
-    if all(fits(pattern, 0) for pattern in monitor.patterns):
-        return found
     for path, xs in inputs.items():
-        if xs and not xs[0].ndim and (path or monitor.buffer.by_channels):
+        axes = xs[0].ndim if xs else 2
+        may_lack_them = axes < 2 and (monitor.buffer.by_channels or (path and not axes))
+        if may_lack_them and not all(fits(pattern, axes) for pattern in monitor.patterns):
             del found[path]
-            reason = "it is a number, and the pattern keeps an axis"
+            what = "one number for each sample" if axes else "a number"
+            reason = f"it is {what}, and the pattern keeps {'channels' if axes else 'an axis'}"
             if not found:
                 raise NothingToRecordError(f"leaf {path!r}: {reason}" if path else reason)
             monitor._skip(f"leaf {path!r}: {reason}")
@@ -519,7 +521,7 @@ def fail(monitor: Any, error: Exception, module: Any, operands: tuple[Any, ...])
     if found := {name: value for name, (value, _) in current().given.get(monitor.context, {}).items() if name in monitor.given}:
         seen += f"; given: {shapes(found)}"
     message = monitor.last_error = (
-        f"{monitor.describe(module if isinstance(module, nn.Module) else None)}: {type(error).__name__}: {error}{seen}"
+        f"{monitor.describe(module if isinstance(module, nn.Module) else None)}: {type(error).__name__}: {in_a_line(error)}{seen}"
     )
     if monitor.on_error == "raise":
         raise MonitorError(message) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from recorders.capture.copying import apart_from, copied, names_of
 from recorders.capture.operands import leaves, mapped
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph, in_eager_mode
-from recorders.errors import RecordingWarning
+from recorders.errors import RecordingWarning, TargetError, in_a_line
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import NO_PARTS, Buffer
 from recorders.monitors.gate import Gate
@@ -107,10 +108,14 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
             copies.append(copied(net, memo))
     except Exception as error:
         memo.clear()  # it may hold modules that are half copied
-        note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
+        note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {in_a_line(error)})"
     known: dict[Any, State] = {}
+    dry: dict[str, Monitor] = {}
     with in_eager_mode():
-        dry = {name: _on_copy(one, memo[id(one.module)], known) for name, one in monitors.items() if id(one.module) in memo}
+        for name, one in monitors.items():
+            with contextlib.suppress(TargetError):  # the copy of a module of torch.jit.trace takes no hooks
+                if id(one.module) in memo:
+                    dry[name] = _on_copy(one, memo[id(one.module)], known)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
         for monitor in dry.values():
@@ -120,7 +125,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
                 with apart_from({number: name for net in nets for number, name in names_of(net).items()}):
                     _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
         except Exception as error:
-            note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
+            note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {in_a_line(error)})"
     growths: dict[int, int] = {}
     rows = [_plan_row(name, monitor, dry.get(name), growths) for name, monitor in monitors.items()]
     for monitor in dry.values():

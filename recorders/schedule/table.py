@@ -68,7 +68,7 @@ class Watched:
 
     def __init__(self, registered: Registered) -> None:
         self._entries: dict[int, list[Entry]] = {}  # by the id of the parameter
-        self._nested: list[tuple[Any, Any, list[Any]]] = []  # monitors of parameters of modules inside theirs
+        self._nested: list[tuple[Any, Any, list[Any]]] = []  # monitors of parameters of modules inside theirs, and of TorchScript
         self._backward, self.moments = -1, set[str]()
         owners: dict[int, nn.Module] = {}
         for number, (module_ref, ref) in registered.items():
@@ -81,10 +81,11 @@ class Watched:
             self.moments.add(monitor.reading.when)
             for place, (_, path, parameter) in enumerate(there):
                 self._entries.setdefault(id(parameter), []).append((number, place, path, id(parameter)))
-            if any(owner is not module for owner, _, _ in there):
+            if any(owner is not module or not _has_plain_parameters(owner) for owner, _, _ in there):
                 self._nested.append((module_ref, ref, [*map(_ids, there)]))
-        self._modules = [*map(weakref.ref, owners.values())]
-        self._contents = _contents(owners.values())
+        plain = [owner for owner in owners.values() if _has_plain_parameters(owner)]
+        self._modules = [*map(weakref.ref, plain)]
+        self._contents = _contents(plain)
 
     def holds(self) -> bool:
         """Whether all parameters are where they were. In one backward, in which many optimizers may step, it is compared once."""
@@ -497,6 +498,11 @@ def _look(there: list[Any], monitor: Any, module: nn.Module) -> None:
 
 def _ids(place: tuple[nn.Module, str, nn.Parameter]) -> tuple[int, str, int]:
     return id(place[0]), place[1], id(place[2])
+
+
+def _has_plain_parameters(module: nn.Module) -> bool:
+    """Whether a module keeps its parameters in a dict; one of TorchScript keeps them in C++."""
+    return isinstance(module._parameters, dict)
 
 
 def _contents(modules: Iterable[Any]) -> tuple[list[str], list[int]]:

@@ -57,6 +57,7 @@ class Layer:
         first: whether it is the first output of its module, or the only one.
         shared: whether all its weights are also those of other modules, such as an embedding that is tied; False if unknown.
         has_weights: whether the module owns weights itself; None if unknown.
+        empty: whether it was called, and all that it returned was empty, such as an expert that no token is sent to.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Layer:
     first: bool = True
     has_weights: bool | None = None
     shared: bool = False
+    empty: bool = False
 
     @property
     def gone(self) -> Tensor | None:
@@ -89,6 +91,21 @@ class Layer:
         if self.dead is None:
             return died | (self.idle == self.idle_of[0])
         return self.dead | died if self.dead.shape == died.shape else self.dead
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients of its weights came, and were not all zero."""
+        return self.weight_gradient is not None and self.weight_gradient.norm > 0
+
+    @property
+    def has_zero_gradients(self) -> bool:
+        """Whether gradients of its weights came, and were all zero."""
+        return self.weight_gradient is not None and bool(self.weight_gradient.count) and not self.has_gradients
+
+    @property
+    def still(self) -> bool:
+        """Whether the weights never changed."""
+        return "update" in self.silent or (self.update is not None and not bool(self.update.any()))
 
     @property
     def ratio(self) -> float:
@@ -133,6 +150,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
     rows: dict[str, Layer] = {}
     modules: dict[str, str] = {}  # of each row
     first_row: dict[str, str] = {}  # of each module
+    empty: set[str] = set()  # modules
     for name, part in parts.items():
         role = _ROLES.get(part.monitor)
         if role is None:
@@ -142,6 +160,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
             first = first_nonfinite(part.reducer, results)
             known = set(facts)
             if not facts and first is None and part.samples:
+                empty.update([_module(name, groups)] if role == "output" and not part.leaves() else [])
                 continue
             title = _layer(name, groups) + (f":{path}" if path else "")
             taken = rows.get(title, Layer(title))
@@ -161,7 +180,10 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
             rows[title] = replace(taken, kind=part.module, silent=silent, since=since, **facts)
     inside = {name[:at] for name in modules.values() for at, sign in enumerate(name) if sign == "."}
     inside |= {""} if len({*modules.values()}) > 1 else set()
-    return [replace(row, whole=modules[title] in inside) for title, row in rows.items()]
+    return [
+        replace(row, whole=modules[title] in inside, empty=modules[title] in empty and row.output is None)
+        for title, row in rows.items()
+    ]
 
 
 def pushed(recorded: Recorder | Recording) -> dict[str, Spread]:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from recorders.capture.contents import own_parameters
 from recorders.capture.operands import is_spread
 from recorders.watch.diagnosis.batches import LABELS
 from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
@@ -21,6 +22,7 @@ __all__ = [
     "as_many",
     "blind_loss",
     "classes_of",
+    "held_by",
     "is_adversarial",
     "is_binary",
     "is_readable",
@@ -38,6 +40,11 @@ LEAST = 10
 """The number of steps, or batches, from which on a share of them tells something."""
 LATE = 10
 """The number of the last batches that tell how a training ended."""
+
+
+def held_by(module: object, name: str) -> nn.Parameter | None:
+    """A parameter that a module has itself; None of one that it computes, since spectral norms change buffers if they are asked."""
+    return own_parameters(module)[1].get(name) if isinstance(module, nn.Module) else None
 
 
 def share_of(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.capture.operands import mapped
+from recorders.capture.operands import items
 
 __all__ = ["BATCH", "FEATURES", "LABELS", "SAMPLES", "rows_of"]
 
@@ -39,11 +39,15 @@ IGNORED = -100
 def rows_of(batch: Any, *_: Any) -> Any:
     """For each tensor of nested ones a row: `BATCH`, then counts of labels. Waits for no device.
 
+    That of a sparse or nested tensor is as if it were empty: made dense, the matrix of a graph may not fit into memory.
+
     >>> row = rows_of(torch.tensor([[1.0], [3.0]]))
     >>> round(dict(zip(BATCH, row[0].tolist()))["within"], 6)
     2.0
     """
-    return mapped(batch, _row)
+    if isinstance(batch, Tensor):
+        return _row(batch if batch.layout is torch.strided else torch.zeros(0, dtype=batch.dtype, device=batch.device))
+    return {key: rows_of(item) for key, item in items(batch)} or batch
 
 
 def _row(x: Tensor) -> Tensor:

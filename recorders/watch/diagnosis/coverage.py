@@ -9,7 +9,7 @@ from typing import TypeAlias
 from recorders._torch import outside_modes
 from recorders.recordings.recording import Subrecording
 from recorders.watch.diagnosis.evidence import Evidence
-from recorders.watch.diagnosis.layer_rules import CURVES, counts_nonfinite, curve, has_gradients, is_still, largest_and_typical
+from recorders.watch.diagnosis.layer_rules import CURVES, counts_nonfinite, curve, largest_and_typical
 from recorders.watch.overview import Layer
 
 __all__ = ["coverage"]
@@ -75,7 +75,7 @@ def coverage(evidence: Evidence, parts: Mapping[str, Subrecording]) -> tuple[lis
             examined.append(f"{kind}: {count} of {most}")
     if copies := sum(bool(part.copies) for part in parts.values()):
         examined.append(f"copies of ranks: {copies} of {len(parts)}")
-    if still := [layer.name for layer in layers if is_still(layer) and layer.trained is None and not has_gradients(layer)]:
+    if still := [layer.name for layer in layers if layer.still and layer.trained is None and not layer.has_gradients]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(still)}")
     return unexamined, examined
 

@@ -16,6 +16,7 @@ from recorders.recordings.display import shown_name
 from recorders.recordings.distributed.differing import Differing
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.batches import BATCH, LABELS
+from recorders.watch.diagnosis.limits import LOSS
 from recorders.watch.diagnosis.steps import FACTS, StepMonitor
 from recorders.watch.overview import Layer, layer_names, overview, pushed
 from recorders.watch.spread import Spread
@@ -158,6 +159,11 @@ class Evidence:
         """The norm of the gradient of the outputs of each layer that tells of the depth of the net."""
         inside = [layer for layer in self.layers if layer.gradient is not None and _is_inside(layer)]
         return {layer.name: layer.gradient.norm for layer in inside if layer.gradient is not None}
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss has come down, by a quarter at least."""
+        return self.loss is not None and self.loss.end() < LOSS.learns * self.loss.start()
 
     @property
     def ratio(self) -> float:

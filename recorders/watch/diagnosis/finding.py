@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from recorders.recordings.display import Rows, ShownAsTable
 from recorders.watch.diagnosis.causes import CAUSES, KINDS
 
-__all__ = ["Finding", "Findings", "Severity", "fault"]
+__all__ = ["Finding", "Findings", "Severity", "because", "fault"]
 
 Severity: TypeAlias = Literal["error", "warning", "notice"]
 
@@ -111,6 +111,11 @@ class Findings(ShownAsTable, list[Finding]):
         told = [*((one, one.what) for one in self), *((one, f"notice: {one.what}") for one in self.notices)]
         rows = ([(one.layer, "" if one.since is None else f"{one.since}", what, one.remedy)] for one, what in told)
         return ("layer", "since tick", "what", "try"), rows, len(told)
+
+
+def because(reason: str) -> str:
+    """A reason to be put behind what was seen, if there is one."""
+    return f": {reason}" if reason else ""
 
 
 def fault(

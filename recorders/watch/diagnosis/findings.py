@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recorders.errors import in_a_line
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.report import unexpected
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording, check_recorded
-from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules, rank_rules
+from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules, rank_rules, weight_rules
 from recorders.watch.diagnosis.asked import is_adversarial
 from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
@@ -103,6 +104,7 @@ def findings(
 
 RULES = (
     *layer_rules.RULES,
+    *weight_rules.RULES,
     *net_rules.RULES,
     *optimizer_rules.RULES,
     *batch_rules.RULES,
@@ -121,7 +123,7 @@ def _judged(known: Evidence) -> tuple[list[Finding], list[str]]:
             found += rule(known)
         except Exception as error:
             name = rule.__name__.strip("_").replace("_", " ")
-            failed.append(f"what the rule {name!r} looks at: it failed with {type(error).__name__}: {error}")
+            failed.append(f"what the rule {name!r} looks at: it failed with {type(error).__name__}: {in_a_line(error)}")
     return found, failed
 
 

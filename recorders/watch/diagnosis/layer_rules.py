@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from recorders.watch.diagnosis.asked import is_readable
 from recorders.watch.diagnosis.evidence import Evidence
-from recorders.watch.diagnosis.finding import Finding, Severity, fault
+from recorders.watch.diagnosis.finding import Finding, Severity, because, fault
 from recorders.watch.diagnosis.limits import (
     ACTIVATIONS,
     DEAD_SHARE,
@@ -25,9 +24,7 @@ from recorders.watch.diagnosis.limits import (
     SATURATED_SLOPE,
     SIGMOIDS,
     SIGNAL,
-    TINY_GRADIENT,
     UNIT_SHARE,
-    UPDATE_LIMITS,
     WEAK,
     WEIGHTED,
     WIDE,
@@ -35,7 +32,6 @@ from recorders.watch.diagnosis.limits import (
     is_massive,
     relative_slope,
     shown_outliers,
-    shown_range,
 )
 from recorders.watch.overview import Layer
 from recorders.watch.spread import Spread
@@ -60,14 +56,15 @@ def gradients_by_depth(norms: Mapping[str, float], since: int | None = None, dec
     if len(known) < 2:
         return
     quarter, third = max(len(known) // 4, 1), max(len(known) // 3, 1)
-    first, last = (median(norm for norm, _ in part) for part in (known[:quarter], known[-quarter:]))
+    first = median(norm for norm, _ in known[:quarter])
+    last = median([norm for norm, _ in known[-quarter:] if norm > 0] or [0.0])  # a layer without gradients is another fault
     early, late = known[:third], known[-third:]  # in which the layer is named
     if first < decay * last:
         (low, where), (high, other) = min(early), max(late)
         what = f"gradients vanish on their way back: their norm is {high:.1e} at {other} and {low:.1e} here"
         yield fault("vanishing-gradients", where, what, since)
-    elif last < decay * first:
-        (high, where), (low, other) = max(early), min(late)
+    elif 0 < last < decay * first:
+        (high, where), (low, other) = max(early), min(pair for pair in late if pair[0] > 0)
         what = f"gradients explode on their way back: their norm is {low:.1e} at {other} and {high:.1e} here"
         yield fault("exploding-gradients", where, what, since)
 
@@ -151,12 +148,15 @@ def _rises_late(known: Evidence) -> bool:
 
 
 def never_ran(known: Evidence) -> Iterator[Finding]:
-    """Layers with weights that were not called: of a part of the net of which none was, told once, as of parts alike in blocks."""
+    """Layers with weights that were not called: of a part of the net of which none was, told once, as of parts alike in blocks.
+
+    Layers to which no sample was sent, such as experts, are a notice.
+    """
     called = [layer.name for layer in known.layers if "output" not in layer.silent]
     ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
-    ran |= {above for name in called for above in _above(name)}
+    ran |= {above for name in called for above in modules_above(name)}
     parts: dict[str, list[Layer]] = {}  # by the largest module of which nothing was called
-    some_frozen = any(is_still(layer) and "output" not in layer.silent for layer in known.layers if layer.has_weights)
+    some_frozen = any(layer.still and "output" not in layer.silent for layer in known.layers if layer.has_weights)
     for layer in known.layers:
         # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it. What has no
         # weights has nothing to learn: the dropout of attention, which is fused, is not called.
@@ -166,33 +166,32 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or layer.name in ran
             or layer.shared
             or "output" in layer.failed
-            or has_gradients(layer)
+            or layer.has_gradients
             or layer.ratio_at(1.0) > 0
         )
         if "output" in layer.silent and not used:
-            parts.setdefault(next((one for one in _above(layer.name) if one not in ran), layer.name), []).append(layer)
+            parts.setdefault(next((one for one in modules_above(layer.name) if one not in ran), layer.name), []).append(layer)
     alike: dict[str, list[str]] = {}
     for part in parts:
         alike.setdefault(re.sub(r"\d+", "0", part), []).append(part)
     for names in alike.values():
         layer = parts[names[0]][0]
         # A file does not tell which layers are frozen, or share weights with one that is called, as the embedding of T5 does.
-        severity: Severity | None = "notice" if layer.trained is None and some_frozen else None
-        what = "no output was recorded" + _because(layer.silent["output"])
+        severity: Severity | None = "notice" if layer.trained is False or (layer.trained is None and some_frozen) else None
+        what = f"no output was recorded{because(layer.silent['output'])}"
         if len(parts[names[0]]) > 1:  # such as the part of a net for pictures, in a training on texts
             what, severity = f"none of its {len(parts[names[0]])} layers was called: {what}", severity or "warning"
         if len(names) > 1:
             what = f"{what}; and so with {len(names) - 1} more like it, to {names[-1]}"
         yield fault("never-ran", names[0], what, severity=severity)
+    if empty := [layer.name for layer in known.layers if layer.empty and layer.has_weights]:
+        more = f", and so was that of {len(empty) - 1} more layers" if len(empty) > 1 else ""
+        yield fault("never-ran", empty[0], f"all it was given was empty, without samples{more}", severity="notice")
 
 
-def _above(name: str) -> list[str]:
+def modules_above(name: str) -> list[str]:
+    """The names of the modules that contain a module, the outermost first."""
     return [name[:at] for at, sign in enumerate(name) if sign == "."]
-
-
-def has_gradients(layer: Layer) -> bool:
-    """Whether gradients of its weights came, and were not all zero."""
-    return layer.weight_gradient is not None and layer.weight_gradient.norm > 0
 
 
 def dead(known: Evidence) -> Iterator[Finding]:
@@ -211,7 +210,7 @@ def dead(known: Evidence) -> Iterator[Finding]:
                 causes = ("dead-units", "rate-too-high")
             what = f"{len(units)} of {gone.numel()} units{which} are dead: {how}"
             severity = _severity(len(units) / gone.numel())
-            if severity == "warning" and _learns(known):  # those that are left are enough
+            if severity == "warning" and known.learns:  # those that are left are enough
                 severity = "notice"
             yield fault("dead-units", layer.name, what, causes=causes, severity=severity)
         before = gone
@@ -233,11 +232,6 @@ def silent_blocks(known: Evidence) -> Iterator[Finding]:
     if inner:
         more = f", and those of {len(inner) - 1} more blocks" if len(inner) > 1 else ""
         yield fault("dead-units", inner[0].name, f"all its outputs were 0{more}")
-
-
-def _learns(known: Evidence) -> bool:
-    """Whether the loss has come down, by a quarter at least."""
-    return known.loss is not None and known.loss.end() < LOSS.learns * known.loss.start()
 
 
 def _severity(share: float) -> Literal["error", "warning", "notice"]:
@@ -325,171 +319,9 @@ def _by_sigmoids(known: Evidence) -> Iterator[Finding]:
         yield fault("vanishing-gradients", activations[0].name, what, severity="warning" if slow else "notice")
 
 
-def updates(known: Evidence) -> Iterator[Finding]:
-    """Weights that change too much, too little or not at all."""
-    low, high = UPDATE_LIMITS
-    layers = [layer for layer in known.layers if "output" not in layer.silent]
-    for layer in layers:
-        if is_still(layer):
-            # A part that no gradient comes to, such as the teacher of a distillation, is not meant to be trained.
-            aside = "gradient" in layer.silent or _is_unused(known, layer.name)
-            aside = aside and "weight_gradient" in layer.silent and any(map(has_gradients, layers))
-            if (layer.trained and not aside) or (layer.trained is None and has_gradients(layer)):
-                what = "the weights never changed" + _because(layer.silent.get("update", ""))
-                yield fault("frozen", layer.name, what, causes=_why_frozen(known, layer))
-        elif layer.update is None and layer.trained and _is_weight_left_out(known, layer):
-            what = "no optimizer holds its weights, only its bias"
-            yield fault("frozen", layer.name, what, causes=("not-in-optimizer", "frozen"))
-        elif layer.ratio > high and layer.growth > 1:
-            what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
-            yield fault("updates-too-large", layer.name, what, severity="warning" if _is_sure(known, layer) else "notice")
-        elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
-            what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
-            vanish = known.loss is not None and any(gradients_by_depth(known.gradient_norms, decay=LOSS.decay))
-            likely = ("vanishing-gradients", "initialisation", "rate-too-low") if vanish else ()
-            yield fault("updates-too-small", layer.name, what, causes=likely)
-
-
-def _is_weight_left_out(known: Evidence, layer: Layer) -> bool:
-    """Whether the optimizer changes its bias, and not its weight, which is a parameter: one that is computed is not."""
-    updates, module = known.updates.get(layer.name, {}), known.modules.get(layer.name)
-    own = [] if module is None else [path for path, weight in module.named_parameters(recurse=False) if weight.requires_grad]
-    return bool(updates) and any("bias" not in path and path not in updates for path in own)
-
-
-def _is_sure(known: Evidence, layer: Layer) -> bool:
-    """Whether updates of a single layer are too large by enough, for long enough, and the loss has not come down all the same."""
-    if _learns(known):
-        return False
-    steps = max(map(len, known.updates.get(layer.name, {}).values()), default=LOSS.least)
-    return layer.ratio > LOSS.early and steps >= LOSS.least
-
-
-def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
-    """The likely causes, if anything tells of them."""
-    if max(known.fact("coarse"), default=0.0) > 0.5 and "update" not in layer.silent:
-        return ("lost-updates", "rate-too-low")
-    if not known.weights or known.loss is None:
-        return ()
-    if known.steps is None:
-        return ("stale-optimizer", "not-in-optimizer") if known.elsewhere else ("no-steps", "stale-optimizer")
-    if any(known.fact("foreign")):
-        return ("stale-optimizer", "not-in-optimizer")
-    if layer.weight_gradient is not None and 0 < layer.weight_gradient.norm < TINY_GRADIENT:
-        return ("loss-scale", "vanishing-gradients")
-    if not any(known.fact("rate")):
-        return ("no-steps", "schedule")
-    if "update" in layer.silent:
-        return ("not-in-optimizer", "frozen")
-    held, without = known.fact("held"), known.fact("without gradient")
-    if held == without and any(norm > 0 for norm in known.gradient_norms.values()):
-        return ("no-steps", "detached")  # as what came was cleared before the step
-    return ("detached", "frozen") if "weight_gradient" in layer.silent else ("dead-units", "initialisation")
-
-
 def counts_nonfinite(spread: Spread | None) -> bool:
     """Whether the reducer counts values that are not finite."""
     return spread is not None and not math.isnan(spread.nonfinite)
-
-
-def is_still(layer: Layer) -> bool:
-    """Whether the weights never changed."""
-    return "update" in layer.silent or (layer.update is not None and not bool(layer.update.any()))
-
-
-def _because(reason: str) -> str:
-    return f": {reason}" if reason else ""
-
-
-def no_gradient(known: Evidence) -> Iterator[Finding]:
-    """Layers that were called and are trained, and whose weights get no gradient while those of others do: told once."""
-    trained = [layer for layer in known.layers if _is_trained(layer)]
-    with_gradient = {layer.name for layer in trained if has_gradients(layer)}
-    if not with_gradient:
-        return
-    without = [
-        layer
-        for layer in trained
-        if layer.name not in with_gradient and "weight_gradient" in layer.silent and "update" not in layer.silent
-        if not _is_unused(known, layer.name)
-    ]
-    if without and known.steps is not None:
-        more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
-        what = f"no gradient comes back to {without[-1].name}{more}, although their weights require one"
-        ends = len(without) == 1 and _ends_a_chain(without[0].name, with_gradient)
-        ends = ends or all(_is_in_pooler(known, layer.name) for layer in without)
-        yield fault("no-gradient", without[-1].name, what, severity="notice" if ends else None)
-    zero = [
-        layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)
-    ]
-    if zero:
-        more = f", and of {len(zero) - 1} more layers" if len(zero) > 1 else ""
-        causes = ("dead-units", "initialisation", "detached")
-        yield fault("no-gradient", zero[-1].name, f"the gradients of its weights were all zero{more}", causes=causes)
-
-
-def _is_unused(known: Evidence, name: str) -> bool:
-    """Whether all that a module has is zeros that no layer made, such as a token that stands for what a mask hides."""
-    courses = known.weights.get(name, {})
-    return bool(courses) and not any(path.startswith("weight") or any(course.values) for path, course in courses.items())
-
-
-def _ends_a_chain(name: str, others: Set[str]) -> bool:
-    """Whether it is the last of several alike, and what others hand on nobody reads of the last, as in WaveNet."""
-    parts = name.split(".")
-    for at, part in enumerate(parts):
-        if part.isdecimal() and int(part) > 1:
-            alike = [".".join((*parts[:at], str(number), *parts[at + 1 :])) for number in range(int(part) + 2)]
-            if {*alike[: int(part)]} <= others and alike[-1] not in others:
-                return True
-    return False
-
-
-def _is_in_pooler(known: Evidence, name: str) -> bool:
-    """Whether it is in a pooler of Hugging Face: whoever reads the hidden states of a BERT leaves that unused."""
-    return any(type(known.modules.get(one)).__name__.endswith("Pooler") for one in (*_above(name), name))
-
-
-def _is_trained(layer: Layer) -> bool:
-    return bool(layer.trained) and "output" not in layer.silent and not layer.shared and (layer.has_weights is not False)
-
-
-def zero_weights(known: Evidence) -> Iterator[Finding]:
-    """Layers whose weights were zero all the time."""
-    kinds = {layer.name: layer.kind for layer in known.layers}
-    zero = [
-        name
-        for name, courses in known.weights.items()
-        if any(
-            _is_matrix(known.modules.get(name), path)
-            and (path.startswith("weight") or path in known.gradients.get(name, {}))  # else no call uses it, as a mask token
-            and len(course) > (LOSS.least if kinds.get(name) in NORMS else 1)
-            and not any(course.values)
-            for path, course in courses.items()
-        )
-    ]
-    frozen = not zero
-    if frozen and known.steps is not None:
-        zero = [
-            name
-            for name, module in known.modules.items()
-            if any("bias" not in path and _is_frozen_zero(one) for path, one in module.named_parameters(recurse=False))
-        ]
-    if zero:
-        more = f", and those of {len(zero) - 1} more layers" if len(zero) > 1 else ""
-        frozen |= any(layer.name == zero[0] and layer.trained is False for layer in known.layers)
-        causes = ("frozen", "initialisation") if frozen else ()
-        yield fault("zero-weights", zero[0], f"its weights were zero in all steps{more}", causes=causes)
-
-
-def _is_matrix(module: nn.Module | None, path: str) -> bool:
-    """Whether a parameter holds weights of features, by its name or, of a module that is known, by its axes."""
-    parameter = None if module is None else module._parameters.get(path)
-    return path.startswith("weight") or (parameter is not None and parameter.ndim > 1)
-
-
-def _is_frozen_zero(parameter: nn.Parameter) -> bool:
-    return parameter.ndim > 1 and not parameter.requires_grad and is_readable(parameter) and not bool(parameter.any())
 
 
 def equal_units(known: Evidence) -> Iterator[Finding]:
@@ -583,8 +415,6 @@ def signal(known: Evidence) -> Iterator[Finding]:
 RULES = (
     nonfinite,
     never_ran,
-    no_gradient,
-    zero_weights,
     dead,
     silent_blocks,
     saturated,
@@ -595,6 +425,5 @@ RULES = (
     shrinking,
     signal,
     gradients,
-    updates,
 )
 """Each looks at what is known of a training, and yields what it finds."""

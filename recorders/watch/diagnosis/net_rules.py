@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from recorders.capture.copying import OF_MODULES
-from recorders.watch.diagnosis.asked import LEAST, classes_of, is_readable
+from recorders.watch.diagnosis.asked import LEAST, classes_of, held_by, is_readable
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, NORM_SPREAD, SMALL_EPSILON
@@ -75,20 +75,21 @@ def _untouched_part(known: Evidence) -> list[str]:
     held = sum(one.numel() for one in own.values() if not one.requires_grad)
     if not frozen or 2 * held > sum(one.numel() for one in own.values()):
         return []
-    biases = [module.bias for module in frozen.values() if module.bias is not None]
+    biases = [bias for module in frozen.values() if (bias := held_by(module, "bias")) is not None]
     if not all(is_readable(bias) and not bias.any() for bias in biases):
         return []
     drawn = {getattr(getattr(module, "config", None), "initializer_range", None) for module in known.modules.values()}
     scales = () if biases else tuple(scale for scale in drawn if isinstance(scale, float))
-    return [*frozen] if (biases or scales) and all(_is_normal(module.weight, scales) for module in frozen.values()) else []
+    weights = [held_by(module, "weight") for module in frozen.values()]
+    return [*frozen] if (biases or scales) and all(_is_normal(weight, scales) for weight in weights) else []
 
 
-def _is_normal(weight: Tensor, scales: Sequence[float]) -> bool:
+def _is_normal(weight: Tensor | None, scales: Sequence[float]) -> bool:
     """Whether weights may be independent normal numbers of one variance, as rows and columns that were trained are not.
 
     If there are `scales`, it must be that of one of them.
     """
-    if not is_readable(weight) or weight.numel() < INITIAL.normal:
+    if weight is None or not is_readable(weight) or weight.numel() < INITIAL.normal:
         return False
     rows = weight.detach()[: max(2, READ // _fan_in(weight))].double().flatten(1)
     scale = rows.square().mean().sqrt().item()
@@ -110,8 +111,8 @@ def _is_fresh(layer: nn.Module) -> bool:
     """
     if not isinstance(layer, (*FEATURED, nn.RNNBase)):
         return False
-    weight = layer.weight_hh_l0 if isinstance(layer, nn.RNNBase) else layer.weight
-    if not isinstance(weight, Tensor) or weight.requires_grad or weight.numel() < INITIAL.least or not is_readable(weight):
+    weight = held_by(layer, "weight_hh_l0" if isinstance(layer, nn.RNNBase) else "weight")
+    if weight is None or weight.requires_grad or weight.numel() < INITIAL.least or not is_readable(weight):
         return False
     scaled = weight.detach()[: max(2, READ // _fan_in(weight))].abs().double()
     scaled *= math.sqrt(layer.hidden_size if isinstance(layer, nn.RNNBase) else _fan_in(weight))
@@ -145,8 +146,9 @@ def wrong_normalisation(known: Evidence) -> Iterator[Finding]:
         norm = known.modules.get(name)
         if not isinstance(norm, NORMALISED) or norm.eps is None or norm.eps <= SMALL_EPSILON or layer.output is None:
             continue
-        if isinstance(norm.weight, Tensor) and is_readable(norm.weight):
-            scale = min(_first_size(known, name, "weight"), norm.weight.detach().square().mean().sqrt().item())
+        weight = held_by(norm, "weight")
+        if weight is not None and is_readable(weight):
+            scale = min(_first_size(known, name, "weight"), weight.detach().square().mean().sqrt().item())
             if layer.output.std < NORM_SPREAD * scale:
                 spread = f"the spread of its outputs is {layer.output.std:.2g}, its scale {scale:.2g}"
                 what = f"{spread}: the epsilon, {norm.eps:g}, is above the variance of what it normalises"
@@ -241,7 +243,7 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
     """Weights and biases that begin far too large: the first layer of each kind."""
     modules = known.modules
     order = [name for name, module in modules.items() if isinstance(module, (*FEATURED, *RECURRENT))]
-    embedded = {id(module.weight) for module in modules.values() if isinstance(module, nn.Embedding)}
+    embedded = {id(held_by(module, "weight")) for module in modules.values() if isinstance(module, nn.Embedding)}
     for name in order:
         module, hidden = modules[name], name != order[-1]
         for path, parameter in module.named_parameters(recurse=False):
@@ -254,15 +256,21 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
                     what = f"its {path} began with a typical size of {size:.3g}, {gain:.0f} times that of one that keeps the scale"
                     yield fault("large-initial-weights", name, what)
                     return
-            elif hidden and size > INITIAL.bias:
+            elif hidden and size > INITIAL.bias and not _ends_a_branch(name, modules):
                 yield fault("large-initial-bias", name, f"its {path} began with a typical size of {size:.3g}")
                 return
 
 
+def _ends_a_branch(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a layer is the last of an `nn.Sequential`: that of a detector may begin at the logit of how rare its classes are."""
+    parent, last = modules.get(name.rpartition(".")[0]), modules[name]
+    return isinstance(parent, nn.Sequential) and parent[-1] is last
+
+
 def _first_size(known: Evidence, name: str, path: str) -> float:
     """The root mean square of a parameter before the first step that was recorded; NaN if it is not known."""
-    course, parameter = known.before.get(name, {}).get(path), getattr(known.modules.get(name), path, None)
-    if course is None or not len(course) or not math.isfinite(course.values[0]) or not isinstance(parameter, Tensor):
+    course, parameter = known.before.get(name, {}).get(path), held_by(known.modules.get(name), path)
+    if course is None or not len(course) or not math.isfinite(course.values[0]) or parameter is None:
         return math.nan
     return course.values[0] / math.sqrt(max(parameter.numel(), 1))
 
@@ -293,7 +301,7 @@ def initial_tables(known: Evidence) -> Iterator[Finding]:
     sizes: dict[str, float] = {}
     tables = {name: module for name, module in known.modules.items() if isinstance(module, nn.Embedding)}
     for name, module in tables.items():
-        if module.weight.requires_grad:
+        if (weight := held_by(module, "weight")) is not None and weight.requires_grad:
             sizes[name] = _first_size(known, name, "weight")
     for name, size in sizes.items():
         if size > INITIAL.table:
@@ -335,8 +343,8 @@ def untied(known: Evidence) -> Iterator[Finding]:
         if not getattr(getattr(module, "config", None), "tie_word_embeddings", False):
             continue
         first, last = (_asked_for(module, method) for method in ("get_input_embeddings", "get_output_embeddings"))
-        one, other = (getattr(side, "weight", None) for side in (first, last))
-        if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other and one.shape == other.shape:
+        one, other = (held_by(side, "weight") for side in (first, last))
+        if one is not None and other is not None and one is not other and one.shape == other.shape:
             where = next((place for place, inner in known.modules.items() if inner is last), name)
             yield fault(
                 "untied-weights", where, "its weight is not that of the input embeddings, though tie_word_embeddings is set"

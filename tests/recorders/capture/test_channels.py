@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from einops.layers.torch import Rearrange, Reduce
 from torch import Tensor, nn
 
 from recorders import channel_axis, register_channel_axis
@@ -87,6 +88,26 @@ def test_activations_take_the_axis_of_what_is_around_them() -> None:
     moved = nn.Sequential(nn.Conv2d(1, 2, 3), named("Permute"), nn.ReLU(), named("Rearrange"), nn.ReLU())
     moved[1].dims = [0, 2, 3, 1]
     assert [channel_axis(layer, moved) for layer in moved] == [1, -1, -1, None, None]
+
+
+@pytest.mark.parametrize(
+    ("first", "moves", "axis"),
+    [
+        (nn.Conv2d(1, 2, 3), Rearrange("b c (h p) (w q) -> b (h w) (p q c)", p=2, q=2), -1),
+        (nn.Conv2d(1, 2, 3), Reduce("b c h w -> b h w", "mean"), None),
+        (nn.Linear(2, 6), Rearrange("b n (h d) -> b h n d", h=2), -1),
+        (nn.Linear(2, 6), Rearrange("b n (q h d) -> q b n h d", q=3, h=2), -1),
+        (nn.Linear(2, 6), Rearrange("b h w c -> b c h w"), 1),
+        (nn.Linear(2, 6), Rearrange("b ... c -> b c ..."), 1),
+        (nn.Linear(2, 6), Rearrange("b ... -> b ..."), None),
+        (nn.Linear(2, 6), Rearrange("b s c -> s c b"), 1),
+        (nn.Conv1d(1, 2, 3), Rearrange("b ... t -> b t ..."), None),
+    ],
+    ids=str,
+)
+def test_a_layer_of_einops_moves_the_axis_as_its_pattern_says(first: nn.Module, moves: nn.Module, axis: int | None) -> None:
+    net = nn.Sequential(first, moves, nn.ReLU())
+    assert [channel_axis(layer, net) for layer in net[1:]] == [axis, axis]
 
 
 def test_wrappers_are_looked_through() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -449,9 +451,9 @@ def test_another_thread_may_take_updates_off_between_reading_and_gathering(monke
 @pytest.mark.slow
 @pytest.mark.parametrize("every_step", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_threads_that_train_meet_no_error_if_others_take_recorders_off_and_on(every_step: int) -> None:
-    import torch._dynamo  # as optimizers do: Python 3.11 has an error of its own if two threads parse signatures at once
+    import torch._dynamo  # as optimizers do, so that threads need not
 
-    errors: list[BaseException] = []
+    errors: list[str] = []
     ended = threading.Event()
     nets = [new_net() for _ in range(2)]
     optimizers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
@@ -474,7 +476,9 @@ def test_threads_that_train_meet_no_error_if_others_take_recorders_off_and_on(ev
         try:
             function()
         except BaseException as error:
-            errors.append(error)
+            # Python 3.11 has an error of its own if PyTorch, as it is first used, parses code in two threads at once.
+            if not (sys.version_info < (3, 12) and "AST constructor recursion depth" in str(error)):
+                errors.append("".join(traceback.format_exception(error)))
             ended.set()
 
     def training(net: Net, optimizer: Optimizer) -> None:

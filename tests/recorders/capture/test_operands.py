@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -26,6 +27,33 @@ class Frozen:
     value: Tensor
 
 
+class Graph:
+    """A graph of PyTorch Geometric as far as this is concerned: `Data` has tensors by name, `HeteroData` those of each kind."""
+
+    edge_stores = ()
+
+    def __init__(self, **held: object) -> None:
+        self.held = held
+
+    def to_dict(self) -> dict[object, object]:
+        return {("user", "rates", "film") if key == "rates" else key: value for key, value in self.held.items()}
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> Graph:
+        self.held = {key: function(value) if isinstance(value, Tensor) else value for key, value in self.held.items()}
+        return self
+
+
+class Refuses(type):
+    """Classes that raise an error of their own if they are asked for an attribute, as those of dependency injection do."""
+
+    def __getattr__(cls, name: str) -> object:
+        raise RuntimeError(f"cannot resolve {name}")
+
+
+class Refusing(metaclass=Refuses):
+    pass
+
+
 def ones() -> Tensor:
     return torch.ones(2, requires_grad=True) * 1
 
@@ -45,6 +73,9 @@ def ones() -> Tensor:
         ("text", []),
         (None, []),
         (Output, []),
+        (Refusing, []),
+        (Graph(x=ones(), name="text", edge_index=ones()), ["x", "edge_index"]),
+        (Graph(user={"x": ones()}, rates={"edge_index": ones()}), ["user.x", "user rates film.edge_index"]),
     ],
 )
 def test_leaves_are_named_by_their_paths(value: object, paths: list[str]) -> None:
@@ -58,6 +89,7 @@ def test_leaves_are_named_by_their_paths(value: object, paths: list[str]) -> Non
         [ones()],
         Pair(ones(), ones()),
         {"a": ones()},
+        Graph(x=ones(), name="text"),
         OrderedDict(a=ones()),
         Output(ones(), (ones(),)),
         Frozen(ones()),

@@ -13,7 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import BackwardMonitor, ForwardInputMonitor, ForwardMonitor, Monitor, ParameterMonitor, Recorder, TargetError
+from recorders import (
+    BackwardMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    Monitor,
+    ParameterMonitor,
+    Recorder,
+    RecordingWarning,
+    TargetError,
+)
 from recorders.monitors.callables import call
 from reducers import Last, Mean, Sum
 
@@ -170,3 +179,20 @@ def test_two_mistakes_are_two_warnings_and_each_recorder_tells_by_itself() -> No
     assert len(caught) == 3
     for recorder in recorders:
         recorder.deregister()
+
+
+def test_of_a_long_message_of_pytorch_the_beginning_is_told() -> None:
+    def failing(output: Tensor) -> Tensor:
+        raise NotImplementedError(
+            f"Could not run 'aten::some' with arguments from the 'Some' backend. {'CPU: registered ' * 99}\nMeta"
+        )
+
+    net = nn.Linear(2, 2)
+    recorder = Recorder(ForwardMonitor(Mean(), op_=failing)).modules(nn.Sequential(net))
+    with pytest.warns(RecordingWarning, match="Could not run 'aten::some' with arguments from") as told:
+        net(torch.ones(1, 2))
+    (message,) = {str(one.message) for one in told}
+    assert len(message) < 700
+    assert "Meta" not in message
+    assert "...; operands: output (1, 2) float32" in message
+    recorder.deregister()

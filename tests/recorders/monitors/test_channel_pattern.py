@@ -318,3 +318,32 @@ def test_a_number_of_a_layer_with_channels_and_of_a_reducer_without_is_as_before
     total = ForwardMonitor(Mean(), loss)
     loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
     assert total.samples == 1
+
+
+class Squeezed(nn.Module):
+    """Returns one number for each sample, by modules whose channels no layer before them tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.act, self.criterion = nn.Parameter(torch.ones(3)), nn.Sigmoid(), nn.BCELoss(reduction="none")
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses: Tensor = self.criterion(self.act((x * self.weight).sum(-1)), y)
+        return losses.mean()
+
+
+@pytest.mark.parametrize(
+    "run", [lambda net: net, partial(torch.compile, backend="aot_eager", fullgraph=True)], ids=["eager", "graph"]
+)
+def test_one_number_for_each_sample_has_no_channels_and_is_left_out_with_a_reason(run: Any) -> None:
+    net = Squeezed()
+    kinds = {"out": ForwardMonitor(Mean("channels")), "grad": BackwardMonitor(Mean("channels"))}
+    recorder = Recorder(**kinds, all=ForwardMonitor(Mean())).modules(net, types=(nn.Sigmoid, nn.BCELoss))
+    compiled = run(net)
+    for _ in range(3):
+        compiled(torch.randn(5, 3), torch.ones(5)).backward()
+    rows = {row.name: row for row in recorder.report().rows}
+    for name in ("out/act", "out/criterion", "grad/act", "grad/criterion"):
+        assert rows[name].skipped == {"it is one number for each sample, and the pattern keeps channels": 3}
+    assert recorder["all/act"].samples == 3
+    assert [row.error for row in rows.values()] == [None] * 6

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recorders import (
     Clock,
+    ForwardMonitor,
     OptimizerStateMonitor,
     ParameterGradientMonitor,
     ParameterMonitor,
@@ -495,3 +496,34 @@ def test_a_name_that_no_layer_has_is_an_error_although_others_are_there() -> Non
         Recorder(ParameterMonitor(Norm(), ("wieght", "bias"))).modules(some_without_bias(), types=nn.Linear)
     with pytest.raises(TargetError, match=r"no parameter \['a', 'b'\]; it has \['weight', 'bias'\]"):
         ParameterMonitor(Norm(), ("a", "b"), nn.Linear(1, 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_a_part_of_torchscript_leaves_parameters_of_the_others_and_its_own_recorded() -> None:
+    part = torch.jit.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.ones(2, 3))
+    net = nn.Sequential(nn.Linear(3, 3), part, nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    kinds = {"gradient": ParameterGradientMonitor(Last()), "update": ParameterUpdateMonitor(Last())}
+    recorder = Recorder(**kinds).modules(net)
+    for number in (1, 2):
+        before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+        gradients = step(net, optimizer)
+        assert len(recorder) == 6
+        for name in ("0", "1.0", "2"):
+            found = recorder[f"gradient/{name}"]
+            assert found.samples == number
+            assert bool((found.peek()["weight"] == gradients[f"{name}.weight"]).all())
+            moved = net.get_parameter(f"{name}.weight") - before[f"{name}.weight"]
+            assert bool((recorder[f"update/{name}"].peek()["weight"] == moved).all())
+    plan = recorder.plan(torch.ones(2, 3))
+    assert [row.name for row in plan.rows] == [*recorder]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_a_plan_of_a_part_of_torchscript_leaves_its_sizes_out() -> None:
+    part = torch.jit.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.ones(2, 3))
+    net = nn.Sequential(nn.Linear(3, 3), part)
+    recorder = Recorder(ForwardMonitor(Norm())).modules(net)
+    assert [row.name for row in recorder.plan().rows] == [*recorder]
+    net(torch.ones(2, 3))
+    assert recorder.samples["1"] == 1

@@ -90,7 +90,9 @@ class Example:
         own = {path: shape for path, shape in shapes.items() if path not in shared}
         sizes = {shape[axis] if len(shape) > axis else 1 for shape in own.values()}
         why = ""
-        if not own:
+        if any(tensor.layout is not torch.strided for tensor in self.tensors.values()):
+            why = "the example holds a sparse or nested tensor, of which no samples can be taken"
+        elif not own:
             why = "the example has no tensor with an axis"
         elif len(sizes) > 1:
             why = f"the tensors of the example differ in the size of axis {axis}: {', '.join(map(str, sorted(sizes)))}"

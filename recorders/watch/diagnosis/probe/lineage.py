@@ -137,6 +137,8 @@ class Lineage:
         if name in FILLING or all(id(tensor) in self._held for tensor in tensors):
             self._hold(tensors, output)
             return
+        for tensor in _tensors((output,)):  # an operator in place may add what is no constant to one
+            self._held.pop(id(tensor), None)
         self._activate(name.removesuffix("_"), args, tensors, output, where)
         if name in ("mm", "addmm", "convolution") and self._by_weights(name, tensors, output):
             return

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from recorders.capture.copying import NotApartError
+from recorders.errors import in_a_line
 from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.copied import CopiedNet, ProbeError, undisturbed
@@ -76,7 +77,7 @@ def probed(net: nn.Module, example: Any, target: Any = None, loss: float | None 
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
+    text = in_a_line(error)
     return text if isinstance(error, (ProbeError, NotApartError, Skip)) else f"{type(error).__name__}: {text}"
 
 

@@ -33,6 +33,8 @@ from recorders.watch.diagnosis.steps import BATCH_NORMS
 
 __all__ = ["attention", "function_of_inputs", "samples_apart", "samples_told_apart", "state_in_training"]
 
+_LEFT = 0.1
+"""The largest share of its first statistics that is left in a batch norm that can be judged."""
 LEAST = 16
 """The fewest queries of an attention that tell."""
 RECURRENT = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -195,8 +197,16 @@ def samples_told_apart(probe: Probe) -> Iterator[Finding]:
         yield fault("equal-outputs", shown_name(apart[-1].name), what, causes=("bottleneck", "wrong-axis", "dead-units"))
     elif inner:
         name, module = inner[-1].name, probe.net.module(inner[-1].name)
+        if isinstance(module, BATCH_NORMS) and _is_unsettled(module):
+            raise Skip(f"the running statistics of {name} still are near those that it began with")
         what = f"its inputs differ between {count} samples, and its outputs do not, so all outputs are equal"
         yield fault("equal-outputs", shown_name(name), what, causes=_why_equal(module, inner[-1].outputs))
+
+
+def _is_unsettled(norm: nn.Module) -> bool:
+    """Whether a batch norm has seen so few batches that in evaluation it scales by other statistics than those of its inputs."""
+    momentum, batches = getattr(norm, "momentum", None), getattr(norm, "num_batches_tracked", None)
+    return bool(momentum and isinstance(batches, Tensor) and (1 - momentum) ** int(batches) > _LEFT)
 
 
 def _is_inside(name: str, other: str) -> bool:

@@ -24,7 +24,10 @@ from recorders import (
     load,
     presets,
 )
+from recorders.watch.diagnosis.evidence import evidence
 from recorders.watch.diagnosis.findings import findings
+from recorders.watch.diagnosis.layer_rules import gradients_by_depth
+from recorders.watch.diagnosis.net_rules import initial_sizes
 from recorders.watch.overview import overview
 from recorders.watch.spread import Spread
 from reducers import Activity, Collect, Count, Extremes, FirstNonfinite, Idle, Mean, Moments, Norm, Product, Quantile, Summary
@@ -584,3 +587,132 @@ def test_dead_units_are_found_in_each_place_of_a_layer() -> None:
     (fault,) = [*faults, *faults.notices]  # a notice if the loss falls all the same
     assert (fault.kind, fault.layer) == ("dead-units", "act:8 channels")
     assert fault.what == "6 of 8 units are dead: they were never active"
+
+
+class Experts(nn.Module):
+    """Sends each sample to one of three experts, of which the last gets none; its second head is frozen and not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head, self.unused = nn.Linear(8, 1), nn.Linear(8, 1).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        choice = (x[:, 0] > 0).long()
+        mixed = torch.empty_like(x)
+        for number, expert in enumerate(self.experts):
+            mixed[choice == number] = expert(x[choice == number]).tanh()
+        result: Tensor = self.head(mixed)
+        return result
+
+
+def test_an_expert_that_gets_no_sample_and_a_frozen_layer_that_is_not_called_are_notices() -> None:
+    recorder = presets.health().modules(net := Experts())
+    train(net, recorder)
+    faults = findings(recorder)
+    assert faults == []
+    told = {notice.layer: notice.what for notice in faults.notices}
+    assert told["experts.2"] == "all it was given was empty, without samples"
+    assert told["unused"].startswith("no output was recorded: its module was never called")
+    assert [layer.name for layer in overview(recorder) if layer.empty] == ["experts.2"]
+
+
+class OneShare(nn.Module):
+    """Weighs what it reads by a softmax over one score, so that the layer of scores has no effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.score, self.head = nn.Linear(8, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x).relu()
+        result: Tensor = self.head(hidden * self.score(hidden).softmax(-1))
+        return result
+
+
+def test_a_layer_without_gradients_is_told_as_that_alone() -> None:
+    recorder = presets.health().modules(net := OneShare())
+    torch.manual_seed(3)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)  # whose weight decay changes it by one in 100,000
+    with recorder:
+        for _ in range(20):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            recorder.push("loss", loss)
+    assert [(one.kind, one.layer) for one in findings(recorder)] == [("no-gradient", "score")]
+
+
+def test_gradients_that_are_zero_at_the_end_do_not_explode() -> None:
+    assert [*gradients_by_depth({"0": 1.0, "1": 1.0, "2": 0.5, "3": 0.0})] == []
+    (one,) = gradients_by_depth({"0": 1e9, "1": 1.0, "2": 0.0, "3": 1e-3})
+    assert one.what == "gradients explode on their way back: their norm is 1.0e-03 at 3 and 1.0e+09 here"
+
+
+def test_nothing_of_a_net_changes_if_it_is_judged_or_planned() -> None:
+    parametrised = nn.utils.parametrizations.spectral_norm
+    net = nn.Sequential(parametrised(nn.Linear(8, 8)), nn.LayerNorm(8), nn.ReLU(), parametrised(nn.Linear(8, 1)))
+    recorder = presets.health().modules(net)
+    train(net, recorder)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    findings(recorder)
+    findings(recorder, example=torch.randn(8, 8))
+    recorder.plan(torch.randn(8, 8))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+class Detector(nn.Module):
+    """Has two heads, of which that of classes begins at the logarithm of how rare these are."""
+
+    def __init__(self, activated: bool) -> None:
+        super().__init__()
+        self.classes = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), *[nn.Tanh()] * activated)
+        self.boxes = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        nn.init.constant_(self.classes[2].bias, -12.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.boxes(x) + self.classes(x).sigmoid().mean(1, keepdim=True)
+        return result
+
+
+@pytest.mark.parametrize("activated", [False, True])
+def test_the_head_of_a_detector_may_begin_with_a_large_bias(activated: bool) -> None:
+    recorder = presets.health().modules(net := Detector(activated))
+    train(net, recorder)
+    kinds = [(one.kind, one.layer) for one in initial_sizes(evidence(recorder))]
+    assert kinds == [("large-initial-bias", "classes.2")] * activated
+
+
+@pytest.mark.parametrize("held", ["sparse", "mapping"])
+def test_inputs_of_other_forms_are_recorded_as_far_as_they_can_be_without_a_warning(held: str) -> None:
+    class Fixed(dict):  # type: ignore[type-arg]
+        """Takes only tensors with as many rows as it has, as a TensorDict does."""
+
+        def __setitem__(self, key: str, value: Tensor) -> None:
+            if key in self and len(value) != len(self[key]):
+                raise RuntimeError("batch dimension mismatch")
+            super().__setitem__(key, value)
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+
+        def forward(self, x: Tensor, held: Any) -> Tensor:
+            result: Tensor = self.layer(held @ x if isinstance(held, Tensor) else x + held["more"])
+            return result
+
+    recorder = presets.health().modules(net := Reads())
+    optimizer = torch.optim.Adam(net.parameters())
+    example = (torch.randn(6, 8), torch.eye(6).to_sparse() if held == "sparse" else Fixed(more=torch.randn(6, 8)))
+    for _ in range(12):
+        net(*example).square().mean().backward()
+        optimizer.step()
+    rows = recorder["inputs"].peek()
+    second = "1" if held == "sparse" else "1.more"
+    assert {name: tuple(row.shape) for name, row in rows.items()} == {"0": (12, 76), second: (12, 76)}
+    if held == "sparse":
+        unexamined = findings(recorder, example=example).unexamined
+        assert any("holds a sparse or nested tensor, of which no samples can be taken" in line for line in unexamined)

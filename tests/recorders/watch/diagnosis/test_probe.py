@@ -754,6 +754,19 @@ def next_token(shift: int) -> tuple[nn.Module, Any, Any, float]:
     return net, x, y, float(F.cross_entropy(logits[:, :, :-shift] if shift else logits, y[:, shift:]))
 
 
+class Messages(nn.Module):
+    """Adds a projection of each node to what its neighbours send it, and reads the sum by a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.sent, self.read = nn.Linear(6, 12), nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        received = torch.zeros(len(x), 12)
+        received.index_add_(0, torch.arange(len(x)), self.sent(x).relu())
+        return self.read(received + self.own(x))
+
+
 HEALTHY: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attention with a leaky ReLU before its softmax": lambda: (GraphAttention(), torch.randn(8, 5, 6), torch.randint(3, (8, 5))),
     "narrow convolutions": lambda: (narrow_convolutions(), torch.randn(8, 3, 6, 6), torch.randint(3, (8,))),
@@ -764,6 +777,7 @@ HEALTHY: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attention to one key, without a target": lambda: (OneKey(), (torch.randn(8, 5, 12), torch.randn(8, 1, 12))),
     "a projection before attention": lambda: (NormedLast(fused=False), torch.randn(8, 5, 12), torch.randint(3, (8, 5))),
     "a projection before fused attention": lambda: (NormedLast(fused=True), torch.randn(8, 5, 12), torch.randint(3, (8, 5))),
+    "messages that a projection is added to": lambda: (Messages(), torch.randn(32, 6), torch.randint(3, (32,))),
     "parametrised weights": lambda: (reparametrised(), torch.randn(32, 6), torch.randint(3, (32,))),
     "a code of two numbers": lambda: (Autoencoder(), torch.randn(32, 12), torch.randn(32, 12)),
     "a causal net": lambda: next_token(0),
@@ -830,6 +844,20 @@ class ReadsOnePlace(nn.Module):
 )
 def test_the_module_is_named_that_makes_all_samples_equal(make: Callable[[], nn.Module], place: str, cause: str) -> None:
     assert [(one.layer, one.cause) for one in probed(make(), vectors()).found if one.kind == "equal-outputs"] == [(place, cause)]
+
+
+@pytest.mark.parametrize("batches", [3, 100])
+def test_a_batch_norm_that_has_seen_few_batches_is_not_judged(batches: int) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=0.03), nn.Linear(8, 3))
+    norm: Any = net[1]
+    nn.init.constant_(norm.bias, 5.0)
+    norm.weight.data *= 1e-6
+    for _ in range(batches):
+        net(vectors())
+    result = probed(net, vectors())
+    assert ("equal-outputs" in {one.kind for one in result.found}) == (batches == 100)
+    line = "samples that differ: the running statistics of 1 still are near those that it began with"
+    assert (line in result.unexamined) == (batches == 3)
 
 
 def test_equal_samples_and_outputs_of_zero_tell_nothing() -> None:
