@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["all_modules", "modules_in", "own_parameters"]
+__all__ = ["all_modules", "has_own_call", "modules_in", "own_parameters"]
 
 
 def modules_in(module: nn.Module) -> dict[str, nn.Module]:
@@ -38,6 +38,12 @@ def own_parameters(module: nn.Module) -> tuple[nn.Module, Mapping[str, nn.Parame
     parameters = {one.name: one.value for one in variables if isinstance(one.value, nn.Parameter)}
     held = module._modules.get("_torch_params")
     return module if held is None else held, parameters
+
+
+def has_own_call(module: nn.Module) -> bool:
+    """Whether the class of a module has a `__call__` that is not one of PyTorch, and may run no hooks."""
+    call: Any = type(module).__call__
+    return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")
 
 
 def all_modules(net: nn.Module) -> Iterator[nn.Module]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from recorders._torch.compiler import has_compiled
+from recorders.capture.contents import has_own_call
 from recorders.capture.cuda_graphs import IN_CUDA_GRAPH
 from recorders.capture.operands import TRACED
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
@@ -233,6 +234,8 @@ def _absence(monitor: Monitor) -> str:
         return "a container is never called, only the modules in it"
     if has_old_graph(monitor.module):
         return OLD_GRAPH
+    if has_own_call(monitor.module):
+        return "its module was never called, or its class has a __call__ of its own that runs no hooks, as classes of GPyTorch have"
     reason = (
         "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj), or a "
         "copy of it was called, which has no hooks"

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from recorders.capture.contents import has_own_call
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, Severity, because, fault
 from recorders.watch.diagnosis.limits import (
@@ -165,6 +166,7 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             or (layer.kind in WITHOUT_WEIGHTS if layer.has_weights is None else not layer.has_weights)
             or layer.name in ran
             or layer.shared
+            or ((module := known.modules.get(layer.name)) is not None and has_own_call(module))
             or "output" in layer.failed
             or layer.has_gradients
             or layer.ratio_at(1.0) > 0

@@ -716,3 +716,23 @@ def test_inputs_of_other_forms_are_recorded_as_far_as_they_can_be_without_a_warn
     if held == "sparse":
         unexamined = findings(recorder, example=example).unexamined
         assert any("holds a sparse or nested tensor, of which no samples can be taken" in line for line in unexamined)
+
+
+class CallsItself(nn.Module):
+    """Runs no hooks, as modules of GPyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_a_module_with_a_call_of_its_own_may_have_run_without_its_hooks() -> None:
+    net = nn.Sequential(CallsItself(), nn.Linear(8, 1))
+    recorder = Recorder(output=ForwardMonitor(Summary())).modules(net)
+    net(torch.ones(2, 8)).sum().backward()
+    (row,) = (row for row in recorder.report().rows if row.name == "output/0")
+    assert row.reason.endswith("has a __call__ of its own that runs no hooks, as classes of GPyTorch have")
+    assert findings(recorder) == []
