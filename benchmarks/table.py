@@ -392,6 +392,20 @@ def architectures() -> str:
     return "\n".join([note, *(["", *_table(("model", "what is not"), wrong)] if wrong else [])])
 
 
+def libraries() -> str:
+    """Which libraries were tried with a recorder, and what is wrong with which net or training."""
+    rows = _result("libraries").get("rows", [])
+    if not rows:
+        return "Not measured yet."
+    wrong = [(row["name"], "; ".join(line.partition("; operands")[0] for line in row["wrong"])) for row in rows if row["wrong"]]
+    versions: dict[str, str] = {}
+    for row in rows:
+        versions[row["name"].partition(" ")[0].rstrip(",")] = row["version"]
+    each = ", ".join(f"{name} {version}" for name, version in versions.items())
+    note = f"{len(rows) - len(wrong)} of {len(rows)} nets and trainings of {len(versions)} libraries are as they should be: {each}."
+    return "\n".join([note, *(["", *_table(("net or training", "what is not"), wrong)] if wrong else [])])
+
+
 def _worked(row: dict[str, Any]) -> str:
     checks = row.get("checks", {})
     if failed := [name for name, outcome in checks.items() if outcome not in ("passed", "not supported")]:
@@ -660,6 +674,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "gpu": gpu,
     },
     ROOT / "docs" / "stream-format.md": {"streams": streams},
+    ROOT / "docs" / "trainers.md": {"libraries": libraries},
     ROOT / "docs" / "torch.md": {"versions": versions, "wheel": wheel, "architectures": architectures},
 }
 

@@ -162,6 +162,7 @@ def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> lis
             elif causes[:1] == ("detached",):  # at the end nearest to the loss
                 place = alike[-1].layer
             where = f", in {first.layer} and {len(alike) - 1} more of {layers} layers" if len(alike) > 1 else ""
-            one = replace(first, severity="error", layer=place, what=first.what + where, causes=causes)
+            severity = first.severity if frozen else "error"
+            one = replace(first, severity=severity, layer=place, what=first.what + where, causes=causes)
             faults = [one, *(other for other in faults if other.kind != kind)]
     return [*faults]

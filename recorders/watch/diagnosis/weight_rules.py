@@ -25,7 +25,9 @@ def updates(known: Evidence) -> Iterator[Finding]:
             aside = aside and "weight_gradient" in layer.silent and any(other.has_gradients for other in layers)
             if (layer.trained and not aside) or (layer.trained is None and layer.has_gradients):
                 what = "the weights never changed" + because(layer.silent.get("update", ""))
-                yield fault("frozen", layer.name, what, causes=_why_frozen(known, layer))
+                by_others = known.steps is None and known.learns  # something that is no optimizer of PyTorch changes them
+                causes = _why_frozen(known, layer)
+                yield fault("frozen", layer.name, what, causes=causes, severity="notice" if by_others else None)
         elif layer.update is None and layer.trained and _is_weight_left_out(known, layer):
             what = "no optimizer holds its weights, only its bias"
             yield fault("frozen", layer.name, what, causes=("not-in-optimizer", "frozen"))

@@ -736,3 +736,21 @@ def test_a_module_with_a_call_of_its_own_may_have_run_without_its_hooks() -> Non
     (row,) = (row for row in recorder.report().rows if row.name == "output/0")
     assert row.reason.endswith("has a __call__ of its own that runs no hooks, as classes of GPyTorch have")
     assert findings(recorder) == []
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.0])
+def test_weights_that_no_optimizer_of_pytorch_changes_are_a_fault_unless_the_loss_falls(rate: float) -> None:
+    torch.manual_seed(0)
+    recorder = presets.health().modules(net := nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+    x = torch.randn(64, 8)
+    for _ in range(20):
+        net.zero_grad()
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        recorder.push("loss", loss)
+        recorder.step()
+        for parameter in net.parameters():
+            parameter.data -= rate * parameter.grad  # type: ignore[operator]
+    faults = findings(recorder)
+    assert ("frozen" in {one.kind for one in faults}) == (rate == 0)
+    assert ("frozen" in {one.kind for one in faults.notices}) == (rate > 0)
