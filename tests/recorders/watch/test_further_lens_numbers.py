@@ -377,9 +377,10 @@ def test_lenses_are_data_that_pickle_and_read_no_value_in_hooks(make: Any) -> No
 def test_layers_that_do_not_fit_a_lens_cost_one_warning_and_not_the_training() -> None:
     net = nn.Sequential(nn.Identity())
     inspector = Inspector(net, lenses.EffectiveRank(include=nn.Identity))
-    net(torch.ones(()))  # a number has no channels, and is left out
-    with pytest.warns(RecordingWarning, match="needs at least 2 axes"):
-        net(torch.ones(3))
+    net(torch.ones(()))  # a number has no channels, nor has one number for each sample, and they are left out
+    net(torch.ones(3))
+    with pytest.warns(RecordingWarning, match="complex64"):
+        net(torch.ones(3, 2, dtype=torch.complex64))
     net(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
     inspector.tick_epoch()
     assert inspector.timeline.at(0)["Output Effective Rank/0"]["rows"] == 6

@@ -606,7 +606,7 @@ class Experts(nn.Module):
         return result
 
 
-def test_an_expert_that_gets_no_sample_and_a_frozen_layer_that_is_not_called_are_notices() -> None:
+def test_an_expert_without_samples_and_a_frozen_layer_without_calls_are_notices() -> None:
     recorder = presets.health().modules(net := Experts())
     train(net, recorder)
     faults = findings(recorder)
@@ -739,7 +739,7 @@ def test_a_module_with_a_call_of_its_own_may_have_run_without_its_hooks() -> Non
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.0])
-def test_weights_that_no_optimizer_of_pytorch_changes_are_a_fault_unless_the_loss_falls(rate: float) -> None:
+def test_weights_that_no_optimizer_changes_are_a_fault_unless_the_loss_falls(rate: float) -> None:
     torch.manual_seed(0)
     recorder = presets.health().modules(net := nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
     x = torch.randn(64, 8)

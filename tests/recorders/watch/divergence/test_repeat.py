@@ -155,7 +155,7 @@ def test_memory_that_was_never_written_counts_for_nothing() -> None:
     assert not repeat(lambda: torch.empty(1000).fill_(1.0) + torch.ones(1000).new_empty(1000).zero_())
 
 
-def test_memory_that_is_written_part_by_part_counts_for_nothing_until_something_reads_it() -> None:
+def test_memory_that_is_written_part_by_part_counts_for_nothing_until_it_is_read() -> None:
     rows = [torch.arange(500), torch.arange(500, 1000)]
 
     def by_index() -> Tensor:
