@@ -57,14 +57,14 @@ def gradients_by_depth(norms: Mapping[str, float], since: int | None = None, dec
     if len(known) < 2:
         return
     quarter, third = max(len(known) // 4, 1), max(len(known) // 3, 1)
-    first = median(norm for norm, _ in known[:quarter])
-    last = median([norm for norm, _ in known[-quarter:] if norm > 0] or [0.0])  # a layer without gradients is another fault
+    first, last = (median(norm for norm, _ in part) for part in (known[:quarter], known[-quarter:]))
+    smallest = median([norm for norm, _ in known[-quarter:] if norm > 0] or [0.0])  # a layer without gradients is another fault
     early, late = known[:third], known[-third:]  # in which the layer is named
     if first < decay * last:
         (low, where), (high, other) = min(early), max(late)
         what = f"gradients vanish on their way back: their norm is {high:.1e} at {other} and {low:.1e} here"
         yield fault("vanishing-gradients", where, what, since)
-    elif 0 < last < decay * first:
+    elif 0 < smallest < decay * first:
         (high, where), (low, other) = max(early), min(pair for pair in late if pair[0] > 0)
         what = f"gradients explode on their way back: their norm is {low:.1e} at {other} and {high:.1e} here"
         yield fault("exploding-gradients", where, what, since)

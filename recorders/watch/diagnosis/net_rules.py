@@ -256,9 +256,14 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
                     what = f"its {path} began with a typical size of {size:.3g}, {gain:.0f} times that of one that keeps the scale"
                     yield fault("large-initial-weights", name, what)
                     return
-            elif hidden and size > INITIAL.bias and not _ends_a_branch(name, modules):
+            elif hidden and size > INITIAL.bias and not (_ends_a_branch(name, modules) and _is_negative(parameter)):
                 yield fault("large-initial-bias", name, f"its {path} began with a typical size of {size:.3g}")
                 return
+
+
+def _is_negative(bias: Tensor) -> bool:
+    """Whether a bias is below zero, on average."""
+    return is_readable(bias) and bool(bias.detach().mean() < 0)
 
 
 def _ends_a_branch(name: str, modules: Mapping[str, nn.Module]) -> bool:

@@ -666,23 +666,23 @@ def test_nothing_of_a_net_changes_if_it_is_judged_or_planned() -> None:
 class Detector(nn.Module):
     """Has two heads, of which that of classes begins at the logarithm of how rare these are."""
 
-    def __init__(self, activated: bool) -> None:
+    def __init__(self, activated: bool, bias: float) -> None:
         super().__init__()
         self.classes = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), *[nn.Tanh()] * activated)
         self.boxes = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        nn.init.constant_(self.classes[2].bias, -12.0)
+        nn.init.constant_(self.classes[2].bias, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.boxes(x) + self.classes(x).sigmoid().mean(1, keepdim=True)
         return result
 
 
-@pytest.mark.parametrize("activated", [False, True])
-def test_the_head_of_a_detector_may_begin_with_a_large_bias(activated: bool) -> None:
-    recorder = presets.health().modules(net := Detector(activated))
+@pytest.mark.parametrize(("activated", "bias"), [(False, -12.0), (True, -12.0), (False, 12.0)])
+def test_the_head_of_a_detector_may_begin_with_a_bias_far_below_zero(activated: bool, bias: float) -> None:
+    recorder = presets.health().modules(net := Detector(activated, bias))
     train(net, recorder)
     kinds = [(one.kind, one.layer) for one in initial_sizes(evidence(recorder))]
-    assert kinds == [("large-initial-bias", "classes.2")] * activated
+    assert kinds == [("large-initial-bias", "classes.2")] * (activated or bias > 0)
 
 
 @pytest.mark.parametrize("held", ["sparse", "mapping"])
