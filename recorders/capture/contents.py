@@ -43,7 +43,7 @@ def own_parameters(module: nn.Module) -> tuple[nn.Module, Mapping[str, nn.Parame
 def has_own_call(module: nn.Module) -> bool:
     """Whether the class of a module has a `__call__` that is not one of PyTorch, and may run no hooks."""
     call: Any = type(module).__call__
-    return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")
+    return call is not nn.Module.__call__ and not str(getattr(call, "__module__", "")).startswith("torch.")
 
 
 def all_modules(net: nn.Module) -> Iterator[nn.Module]:
