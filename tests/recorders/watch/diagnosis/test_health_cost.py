@@ -86,9 +86,9 @@ def test_losses_and_parameters_are_those_of_the_bare_training(compiled: bool) ->
     pair = [Training(recorded=recorded) for recorded in (False, True)]
     losses = []
     for training in pair:
+        counters.clear()  # of the graphs of other tests
         if compiled:
             torch.compiler.reset()
-            counters.clear()
             training.call = torch.compile(training.net, fullgraph=True, backend="aot_eager")
         torch.manual_seed(1)
         losses.append(training.run(54))  # with steps that do not record
