@@ -356,13 +356,23 @@ def linear_net(known: Evidence) -> Iterator[Finding]:
         if layer.whole or parents.get(parent) != "Sequential" or layer.units is None:
             before = None
         elif layer.kind == "Linear":
-            if before is not None and before.units is not None and _width(before) >= min(_width(layer), WIDE):
+            known_between = before is not None and _are_all_known(before.name, layer.name, parents)
+            if before is not None and known_between and _width(before) >= min(_width(layer), WIDE):
                 what = f"no activation function is between it and {before.name}"
                 yield fault("linear-net", layer.name, what)
                 return
             before = layer
         elif layer.kind not in RESHAPING:
             before = None
+
+
+def _are_all_known(first: str, last: str, known: Mapping[str, str]) -> bool:
+    """Whether all layers between two of one `nn.Sequential` are known, as far as their numbers tell: some may not be selected."""
+    parent, _, start = first.rpartition(".")
+    end = last.rpartition(".")[2]
+    if not (start.isdecimal() and end.isdecimal()):
+        return True
+    return all((f"{parent}." if parent else "") + str(number) in known for number in range(int(start), int(end)))
 
 
 def _width(layer: Layer) -> int:

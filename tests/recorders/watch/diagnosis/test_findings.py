@@ -754,3 +754,12 @@ def test_weights_that_no_optimizer_changes_are_a_fault_unless_the_loss_falls(rat
     faults = findings(recorder)
     assert ("frozen" in {one.kind for one in faults}) == (rate == 0)
     assert ("frozen" in {one.kind for one in faults.notices}) == (rate > 0)
+
+
+@pytest.mark.parametrize("exclude", [nn.ReLU, None])
+@pytest.mark.parametrize("activated", [True, False])
+def test_layers_between_which_something_was_not_selected_are_not_taken_for_linear(exclude: Any, activated: bool) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU() if activated else nn.Dropout(0.1), nn.Linear(16, 1))
+    recorder = presets.health().modules(net, exclude=exclude)
+    train(net, recorder)
+    assert ("linear-net" in {one.kind for one in findings(recorder)}) != activated
