@@ -151,7 +151,7 @@ class Monitor(Observer, Recorded, Past):
             try:
                 self.hooks.put_on(target, self._attach(target))
             except RuntimeError as error:  # modules of torch.jit.script take no hooks
-                raise TargetError(f"{self.describe(target)}: {error}; leave it out with exclude={type(target).__name__}") from error
+                raise TargetError(f"{self.describe(target)}: {error}; leave it out with exclude=torch.jit.ScriptModule") from error
         self.gate.turn(on=True)
         return self
 

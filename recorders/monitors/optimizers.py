@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recorders.capture.calls import Call
+from recorders.capture.contents import own_parameters
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.schedule.table import ODD, VALUES, Reading
@@ -66,7 +67,7 @@ class OptimizerMonitor(ModuleParameterMonitor):
         """Yields all parameters of the module and of those inside it, each once: the optimizer of any of them is asked."""
         seen: set[int] = set()
         for prefix, owner in module.named_modules():
-            for name, parameter in owner._parameters.items():
+            for name, parameter in own_parameters(owner)[1].items():
                 if parameter is not None and id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield owner, f"{prefix}.{name}" if prefix else name, parameter

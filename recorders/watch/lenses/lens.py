@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from recorders.capture.channels import channel_pattern
+from recorders.capture.contents import own_parameters
 from recorders.errors import LensError
 from recorders.monitors.base import Monitor
 from recorders.schedule.clock import Phase
@@ -98,7 +99,8 @@ class HasMatrix:
     parameters: tuple[str, ...]
 
     def __call__(self, name: str, module: nn.Module) -> bool:
-        found = [module._parameters.get(parameter) for parameter in self.parameters]
+        own = own_parameters(module)[1]
+        found = [own.get(parameter) for parameter in self.parameters]
         return any(parameter is not None and (is_lazy(parameter) or parameter.ndim > 1) for parameter in found)
 
 

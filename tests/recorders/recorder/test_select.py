@@ -142,7 +142,7 @@ def test_a_module_inside_itself_ends() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 def test_modules_that_take_no_hooks_are_refused_with_the_way_to_leave_them_out() -> None:
     net = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
-    with pytest.raises(TargetError, match="not supported on ScriptModules; leave it out with exclude"):
+    with pytest.raises(TargetError, match=r"not supported on ScriptModules; leave it out with exclude=torch\.jit\.ScriptModule"):
         Recorder(ForwardMonitor(Mean())).modules(net)
     recorder = Recorder(ForwardMonitor(Mean())).modules(net, exclude=torch.jit.ScriptModule)
     net(torch.ones(1, 2))

@@ -395,3 +395,15 @@ def test_options_that_cannot_be_are_refused() -> None:
     for make in (lenses.UpdateRatio, lenses.AttentionEntropy):
         with pytest.raises(LensError, match="'median' needs every value"):
             make(line_aggregation="median")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_matrices_of_a_part_of_torchscript_are_found_by_a_lens_on_parameters() -> None:
+    part = torch.jit.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.ones(2, 3))
+    net = nn.Sequential(nn.Linear(3, 3), part)
+    inspector = Inspector(net, lenses.ParameterCond())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    inspector.tick_epoch()
+    assert {name.rpartition("/")[2] for name in inspector.timeline.at(0)} >= {"0", "1.0"}

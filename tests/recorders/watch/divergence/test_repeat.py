@@ -185,14 +185,6 @@ def test_memory_that_is_written_part_by_part_counts_for_nothing_until_it_is_read
     "layer", [nn.LSTM(3, 3, 2, dropout=0.1), nn.GRU(3, 3), nn.RNN(3, 3)], ids=lambda layer: type(layer).__name__
 )
 def test_recurrent_layers_return_memory_for_their_backward_which_counts_for_nothing(layer: nn.RNNBase) -> None:
-    filling = iter(range(1000))
-
-    def step() -> None:
-        torch.empty(1 << 16, dtype=torch.uint8).fill_(next(filling) % 251)  # so that what is not written differs
-        layer(torch.randn(4, 2, 3))[0].sum().backward()
-
-    found = repeat(step, 3, modules=layer)
-    assert found.operator == "aten.fill_.Scalar"  # by which the runs differ alone
     assert not repeat(lambda: layer(torch.randn(4, 2, 3))[0].sum().backward(), 3, modules=layer)
 
 
