@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -141,13 +142,13 @@ def _follow(source: Timeline | StreamFiles, names: str | None, every: float, unt
     screen = screen_of(sys.stdout)
     before: object = ""
     table = LiveTable(screen) if screen is not None else TextVisualizer(live=False)
-    tick: int | None = None
+    known: Mapping[int, object] = {}
     try:
         for reached in _looks(source, every, until):
             if isinstance(source, Timeline) and (views := _views(source, names)):
-                for one in reached[-1:] if tick is None else [one for one in reached if one > tick]:
+                for one in _unseen(reached, known)[0 if known else -1 :]:
                     table.show(one, views)
-                    tick = one
+                known = reached
                 if isinstance(table, LiveTable):
                     table.refresh()
             elif (now := _now(source, names)) != before:
@@ -178,27 +179,35 @@ def _now(source: Timeline | StreamFiles, names: str | None) -> tuple[Rows, int] 
 
 def _follow_as_lines(source: Timeline | StreamFiles, names: str | None, every: float, until: int | None) -> None:
     """One line of JSON for each tick, and for each look at which a stream has more."""
-    known: set[int] = set()
+    known: Mapping[int, object] = {}
     for reached in _looks(source, every, until):
-        new = [one for one in reached if one not in known]
-        known.update(new)
-        for one in new:
-            if isinstance(source, StreamFiles):
-                print_json(source.as_data(chosen_names([*source], names)), indent=None)
-            else:
-                at = source.at(one)
-                values = {name: at[name] for name in at if names is None or name in chosen_names([*source], names)}
-                print_json({"tick": one, "step": source.steps().get(one), "values": values}, indent=None)
+        new, known = _unseen(reached, known), reached
+        if new and isinstance(source, StreamFiles):
+            print_json(source.as_data(chosen_names([*source], names)), indent=None)
+        elif new and isinstance(source, Timeline):
+            steps, chosen = source.steps(), set(chosen_names([*source], names))
+            for one in new:
+                values = {name: value for name, value in source.at(one).items() if name in chosen}
+                print_json({"tick": one, "step": steps.get(one), "values": values}, indent=None)
 
 
-def _looks(source: Timeline | StreamFiles, every: float, until: int | None) -> Iterator[Sequence[int]]:
-    """The ticks of a timeline, or how many batches a stream has, at each look; the last look is that at which `until` is there."""
+def _unseen(reached: Mapping[int, object], known: Mapping[int, object]) -> list[int]:
+    """The ticks from the first on that is new, or was written anew by a training that went back."""
+    return [*itertools.dropwhile(lambda one: one in known and known[one] == reached[one], reached)]
+
+
+def _looks(source: Timeline | StreamFiles, every: float, until: int | None) -> Iterator[Mapping[int, object]]:
+    """The ticks of a timeline, ascending, with what was stored of each, or how many batches a stream has, at each look.
+
+    The last look is that at which `until` is there.
+    """
     while True:
         if isinstance(source, StreamFiles):
             source.refresh()
-            reached, done = [source.batches], until is not None and source.batches >= until
+            reached: Mapping[int, object] = {source.batches: None}
+            done = until is not None and source.batches >= until
         else:
-            reached = source.ticks()
+            reached = source.stored_ticks()
             done = until in reached
         yield reached
         if done:

@@ -145,9 +145,14 @@ class Cell(Past, nn.Module):
         destination.update({f"{prefix}{_PREFIX}{key}": value.clone() for key, value in state.items()})
         destination[prefix + _SAMPLES] = torch.tensor(samples, device="cpu")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing_keys: list[str], *args: Any
+    ) -> None:
         start = prefix + _PREFIX
         state = {key[len(start) :]: value for key, value in state_dict.items() if key.startswith(start)}
+        if not state and prefix + _SAMPLES not in state_dict:  # of a net without this cell
+            missing_keys.append(prefix + _SAMPLES)
+            return
         if not all(isinstance(value, Tensor) for value in state.values()):
             kinds = {key: type(value).__name__ for key, value in state.items()}
             raise StateError(f"{self.reducer!r:.200} has no such state: its entries must be tensors, and are {kinds!r:.500}")

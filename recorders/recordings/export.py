@@ -236,11 +236,22 @@ def _parts_as_data(recorded: Mapping[str, Any], most: int | None) -> dict[str, d
     def data(x: Tensor) -> Any:
         if x.is_complex():
             return {"real": data(x.real), "imag": data(x.imag)}
+        if x.is_floating_point() and x.dtype.itemsize == 1:
+            x = x.float()  # PyTorch computes nothing in float8
         if most is not None and x.numel() > most:
-            return {"shape": list(x.shape), "min": plain(x.min().item()), "max": plain(x.max().item())}
+            least, greatest = _ends(x)
+            return {"shape": list(x.shape), "min": plain(least), "max": plain(greatest)}
         return plain(x.tolist()) if x.is_floating_point() and not x.isfinite().all() else x.tolist()
 
     return {name: {**_about(part), "results": _mapped(results, data)} for name, part, results in _parts(recorded)}
+
+
+def _ends(x: Tensor) -> tuple[Any, Any]:
+    """The least and the greatest element. PyTorch has neither of wide unsigned integers."""
+    if x.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        numbers = x.flatten().tolist()
+        return min(numbers), max(numbers)
+    return x.min().item(), x.max().item()
 
 
 def plain(value: Any) -> Any:
@@ -288,6 +299,11 @@ def _axes(x: Tensor) -> list[str]:
 
 
 def _warn_of_rounding(name: str, statistic: str, x: Tensor) -> None:
-    if x.dtype in (torch.int64, torch.uint64) and bool((x.double().abs() > _EXACT).any()):
+    if x.dtype not in (torch.int64, torch.uint64):
+        return
+    whole, least = (
+        (x, -_EXACT) if x.dtype is torch.int64 else (x.view(torch.int64), 0)
+    )  # of uint64 what is beyond int64 is negative
+    if bool(((whole > _EXACT) | (whole < least)).any()):
         what = f"{name!r}: integers of {statistic or 'its result'!r} beyond 2**53 are rounded in a column of float64"
         warn_user(f"{what}; to_numpy, to_xarray and to_json keep them", RecordingWarning)

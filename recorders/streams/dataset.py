@@ -16,7 +16,7 @@ from recorders.errors import MergeError, SelectionError
 from recorders.streams.buffers import Buffers
 from recorders.streams.files import StreamFiles
 from recorders.streams.huggingface import iterable_dataset
-from recorders.streams.index import Kind, Shard
+from recorders.streams.index import Shard
 from recorders.streams.indexing import Index, positions
 from recorders.streams.order import Shuffle
 from recorders.streams.parts import spans_of
@@ -53,6 +53,7 @@ class StreamDataset(Dataset[Any]):
     Attributes:
         path: the folder, or the URL; of several streams a tuple of them.
         places: the names.
+        kinds: by place the dtype and the shape of its rows.
 
     Raises:
         SelectionError: a stream has no such place; the message lists those that it has.
@@ -185,11 +186,6 @@ class StreamDataset(Dataset[Any]):
         self._take_in()
         return len(self)
 
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        """The dtype and the shape of the rows of each place."""
-        return {place: next(files.kind(place) for files in self._files if place in files) for place in self.places}
-
     def __len__(self) -> int:
         return int(self._starts[-1])
 
@@ -234,6 +230,7 @@ class StreamDataset(Dataset[Any]):
                 raise SelectionError(f"{files.path} has no place {unknown}; it has {known[:20]}")
         if unknown := [place for place in self.places if all(place not in files for files in self._files)]:
             raise SelectionError(f"{self._shown} has no place {unknown}; it has []")
+        self.kinds = {place: next(files.kind(place) for files in self._files if place in files) for place in self.places}
         for place, kind in self.kinds.items():
             for files in self._files:
                 if place in files and files.kind(place) != kind:
@@ -290,7 +287,7 @@ class StreamDataset(Dataset[Any]):
             self._expect(self._shuffle, chosen)
         shards = torch.searchsorted(self._starts, rows, right=True) - 1
         order = None if bool((shards.diff() >= 0).all()) else shards.argsort(stable=True)
-        counts = torch.bincount(shards, minlength=len(self._shards))
+        numbers, counts = torch.unique_consecutive(shards if order is None else shards[order], return_counts=True)
         offsets = rows - self._starts[shards]
         inside = torch.split_with_sizes(offsets if order is None else offsets[order], counts.tolist())
         back = None if order is None else order.argsort()
@@ -299,10 +296,10 @@ class StreamDataset(Dataset[Any]):
             raw = self._buffers.take(len(rows) * kind.row_bytes).view(len(rows), kind.row_bytes)
             ids = torch.empty((len(rows), kind.columns), dtype=torch.int64, device="cpu")
             begin = 0
-            for number in counts.nonzero().flatten().tolist():
+            for number, offset in zip(numbers.tolist(), inside, strict=True):
                 stream, shard = self._shards[number]
                 joined = self._joined.get((stream, shard.number))
-                chosen = inside[number] if joined is None else joined[place][inside[number]]
+                chosen = offset if joined is None else joined[place][offset]
                 reader, end = self._files[stream].reader(shard.number, place), begin + len(chosen)
                 reader.rows(chosen, out=raw[begin:end])
                 if with_ids:

@@ -106,7 +106,7 @@ class Stream(display.ShownAsTable):
         self._dropped_before = self._writer.dropped
         self._seen: set[str] = set()  # places of the present batch, if no `given` says where it ends
         self._lock = new_lock()
-        self._closing = weakref.finalize(self, self._writer.close)  # also at exit
+        self._closing = weakref.finalize(self, _close, self._writer, self._seen, self._next_ids)  # also at exit
 
     def attach(
         self,
@@ -223,7 +223,13 @@ class Stream(display.ShownAsTable):
         self._warn()
 
     def close(self) -> None:
-        """Commits what was put, and ends the stream. Called by the end of a `with` block, and at exit."""
+        """Commits what was put, and ends the stream. Called by the end of a `with` block, and at exit.
+
+        Raises:
+            RuntimeError: called within a `given` block, in the middle of a batch.
+        """
+        if self._given:
+            raise RuntimeError("close after the block of stream.given(...): a shard holds whole batches")
         self._flush()
         self._warn()
         self._closing()
@@ -312,6 +318,14 @@ class Stream(display.ShownAsTable):
         if reason not in self._warned:
             self._warned.add(reason)
             warn_user(f"the stream to {self.path} {reason}", RecordingWarning)
+
+
+def _close(writer: Writer, seen: set[str], next_ids: Mapping[str, int]) -> None:
+    """Ends the batch that is open, if its places were seen, and the writer. It does not refer to the stream, which may be gone."""
+    if seen:
+        seen.clear()
+        writer.end_batch(next_ids)
+    writer.close()
 
 
 def _copy(x: Tensor, dtype: torch.dtype, buffers: Buffers) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -108,6 +108,7 @@ class Writer:
         self._lock.close()
 
     def _run(self) -> None:
+        entry: QueuedRows | Callable[[], None] | None = None
         try:
             while (entry := self.queue.take()) is not None:
                 if isinstance(entry, QueuedRows):
@@ -116,9 +117,9 @@ class Writer:
                 else:
                     entry()
                     self.queue.written(0)
-                del entry  # frees its memory before this waits
+                entry = None  # frees its memory before this waits
         except Exception as error:
-            self._fail(error)
+            self._fail(error, [entry] if isinstance(entry, QueuedRows) else [])
 
     def _write(self, rows: QueuedRows) -> None:
         part = self._parts.get(rows.place)
@@ -148,11 +149,16 @@ class Writer:
         for place, part in shard.parts.items():
             self.rows[place] = self.rows.get(place, 0) + part.rows
 
-    def _fail(self, error: Exception) -> None:
-        """Stops for good; what is committed stays, and the file of the present shard is removed to make room."""
+    def _fail(self, error: Exception, taken: list[QueuedRows]) -> None:
+        """Stops for good; what is committed stays, and the file of the present shard is removed to make room.
+
+        Args:
+            taken: the rows that it could not write.
+        """
         self.failure = f"{type(error).__name__}: {error}"
-        lost = sum(math.prod(rows.lead) for rows in self.queue.stop())
-        self.dropped += lost + sum(part.rows for part in self._parts.values())
+        with self.queue.changed:  # as rows are also dropped by who puts them
+            lost = [*taken, *self.queue.stop()]
+            self.dropped += sum(math.prod(rows.lead) for rows in lost) + sum(part.rows for part in self._parts.values())
         for part in self._parts.values():
             with contextlib.suppress(OSError):
                 part.path.unlink()

@@ -177,10 +177,13 @@ class LensRecorders:
                 layer = name.partition("/")[2]
                 if (monitor.sites, monitor.side) != (("forward",), "outputs") or (module := monitor.module) is None:
                     continue
-                if monitor.samples:
-                    self.silent.discard(layer)
-                elif monitor.counts.get("calls") or next(module.parameters(recurse=False), None) is None:
+                if not monitor.gate.train_update:  # it records evaluations beside the one of the training
+                    continue
+                excused = monitor.counts.get("calls") or next(module.parameters(recurse=False), None) is None
+                if excused and not monitor.samples:
                     self.silent.add(layer)
+                else:
+                    self.silent.discard(layer)
 
     def reset(self) -> None:
         """Deletes what was recorded and pushed."""

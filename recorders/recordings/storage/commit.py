@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,9 @@ LOCK_SECONDS = 300.0
 """How long a save waits for another one, before it says so in an error."""
 THREADS = 8
 """How many files are flushed at once: file systems commit the journal once for all that wait."""
+
+_committing: set[tuple[str, int, int]] = set()
+"""Folders that are saved into, each with the process and the thread that does."""
 
 _OURS = re.compile(rf"{GENERATION.pattern}|manifest-[0-9a-f]{{32}}\.tmp")
 
@@ -93,7 +97,15 @@ class Commit(Generation):
 
     def __enter__(self) -> Commit:
         _prepare(self.root)
+        here = os.path.realpath(self.root), os.getpid(), threading.get_ident()
+        if here in _committing:
+            raise StorageError(
+                f"cannot save to {self.root}: a handler of a signal came while this thread was saving there, and that save can go "
+                "on only after the handler; save in the training loop, or into another folder"
+            )
         with self._stack:
+            _committing.add(here)
+            self._stack.callback(_committing.discard, here)
             try:
                 lock = FileLock(self.root / LOCK, LOCK_SECONDS)
             except BlockingIOError:

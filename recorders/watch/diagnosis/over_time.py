@@ -91,7 +91,7 @@ class _Known:
         self._courses = timeline.courses(
             (view.chart.row(layer), statistic)
             for title, view in views.items()
-            for statistic in ("nonfinite", *_EXAMINED.get(title, ()))
+            for statistic in ("nonfinite", *(("mean",) if title.startswith(_FIRST) else _EXAMINED.get(title, ())))
             for layer in view.layers
         )
 
@@ -115,7 +115,6 @@ def _since(values: Mapping[int, _Value], holds: Callable[[_Value], bool]) -> int
 
 def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView], order: Sequence[str]) -> Iterator[Finding]:
     """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
-    names = set(timeline)
     begun: dict[str, tuple[int, int, float, int]] = {}
     for view in views.values():
         group = view.chart.of[0]
@@ -125,8 +124,8 @@ def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView]
             counts = {layer: course for layer, course in counts.items() if not _recovers(known.of(view.title, "mean").get(layer))}
         for layer in view.layers:
             tick, observation = next((tick for tick, count in counts.get(layer, {}).items() if count > 0), None), math.inf
-            if view.title.startswith(_FIRST) and view.chart.row(layer) in names:
-                (tick, *_), (observation, *_) = view.series(layer, "mean")
+            if view.title.startswith(_FIRST) and (course := known.of(view.title, "mean").get(layer)):
+                tick, observation = next(iter(course.items()))
             if tick is not None:
                 place = order.index(layer)  # gradients are computed from the last layer on
                 start = (tick, role, observation, -place if role == 2 else place)
@@ -157,6 +156,8 @@ def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Contain
             there = timeline.at(tick)
             if last := {layer for layer, row in rows.items() if row in there}:
                 break
+        if not last:
+            continue  # what the chart shows was forgotten
         for layer in (layer for layer in view.layers if layer not in last | told | excused):
             if rows[layer] in names:
                 own = max(view.series(layer, timeline.statistics(rows[layer])[0])[0], default=-math.inf)

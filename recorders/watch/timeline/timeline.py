@@ -22,6 +22,8 @@ from recorders.watch.timeline.store import Course, Store
 
 __all__ = ["Timeline"]
 
+_AT_ONCE = 500  # names whose courses are read together, if all are shown
+
 
 class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
     """An append-only table of scalars over time, in one SQLite file.
@@ -233,6 +235,11 @@ class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
         with self._connection.reading() as db:
             return list(self._store.ticks(db))
 
+    def stored_ticks(self) -> Mapping[int, object]:
+        """All ticks, ascending, with what was stored of each: it differs if a tick was written anew."""
+        with self._connection.reading() as db:
+            return dict(self._store.ticks(db))
+
     def steps(self) -> dict[int, int]:
         """The number of optimizer steps that ended before each tick; ticks of which it is not known are left out."""
         with self._connection.reading() as db:
@@ -428,14 +435,21 @@ class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
 
     def rows_shown(self, names: Sequence[str] | None = None) -> Rows:
         """One row for each statistic of each name, or of some: the last value, and how it went."""
-        names = [*self] if names is None else names
-        return ("name", "statistic", "over time", "ticks", "last"), map(self._rows_of, names), len(names)
+        with self._connection.reading() as db:
+            statistics = {name: list(found) for name, found in self._store.names(db).items()}
+        chosen = [*statistics] if names is None else names
+        return ("name", "statistic", "over time", "ticks", "last"), self._rows_of(statistics, chosen), len(chosen)
 
-    def _rows_of(self, name: str) -> list[Sequence[str]]:
-        return [
-            (shown_name(name), statistic, sparkline(_thinned(values)), str(len(ticks)), number(values[-1]) if values else "")
-            for statistic, (ticks, values) in self[name].items()
-        ]
+    def _rows_of(self, statistics: Mapping[str, Sequence[str]], names: Sequence[str]) -> Iterator[list[Sequence[str]]]:
+        for start in range(0, len(names), _AT_ONCE):
+            part = names[start : start + _AT_ONCE]
+            courses = self.courses((name, statistic) for name in part for statistic in statistics[name])
+            for name in part:
+                yield [
+                    (shown_name(name), one, sparkline(_thinned(values)), str(len(ticks)), number(values[-1]) if values else "")
+                    for one in statistics[name]
+                    for ticks, values in [courses[name, one]]
+                ]
 
     def __bool__(self) -> bool:
         return True

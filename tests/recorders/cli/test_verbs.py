@@ -327,3 +327,21 @@ def test_a_forged_line_of_a_packed_recording_is_one_failure_among_others(tmp_pat
     assert f"{good}: whole: 2 subrecorders, 1 observations" in out
     assert f"{bad}: FAILED: 1 parts are damaged, the others are whole: loss: " in errors
     assert "'samples' must be a count and is -1" in errors
+
+
+def test_ticks_that_a_training_wrote_anew_are_followed_again(tmp_path: Path, capsys: Printed) -> None:
+    path = tmp_path / "run.db"
+    with Timeline(path) as growing:
+        growing.append(0, {"loss": {"mean": 9.0}})
+        growing.append(1, {"loss": {"mean": 8.0}})
+
+    def go_back() -> None:
+        with Timeline(path) as growing:
+            growing.forget(1)
+            growing.append(1, {"loss": {"mean": 5.0}})
+            growing.append(2, {"loss": {"mean": 4.0}})
+
+    threading.Timer(0.5, go_back).start()
+    printed = run(capsys, "show", path, "--follow", "--every", "0.1", "--until", "2", "--json")[0]
+    found = [(line["tick"], line["values"]["loss"]["mean"]) for line in map(json.loads, printed.splitlines())]
+    assert found == [(0, 9.0), (1, 8.0), (1, 5.0), (2, 4.0)]

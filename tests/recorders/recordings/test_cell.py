@@ -137,3 +137,13 @@ def test_a_state_that_the_reducer_cannot_have_is_not_loaded(entries: dict[str, A
     assert cell.peek().item() == 1.5
     cell.load_state_dict(Cell(Mean()).state_dict())
     assert cell.state == {}
+
+
+def test_the_state_of_a_net_without_the_cell_is_missing_as_any_key_is() -> None:
+    cell = nn.ModuleDict({"layer": nn.Linear(2, 2), "cell": Cell(Mean())})
+    cell["cell"].push(torch.tensor([3.0]))
+    found = cell.load_state_dict(nn.ModuleDict({"layer": nn.Linear(2, 2)}).state_dict(), strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["cell.samples"], [])
+    assert cell["cell"].peek().item() == 3.0
+    with pytest.raises(RuntimeError, match=r"Missing key.*cell\.samples"):
+        cell.load_state_dict(nn.ModuleDict({"layer": nn.Linear(2, 2)}).state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from recorders import CallMonitor, MissingExtraError, Recorder, Recording, RecordingWarning, Subrecording, load
-from recorders.recordings.export import rows
+from recorders.recordings.export import as_data, rows
 from reducers import Extremes, Last, Mean, Summary
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
@@ -155,3 +156,29 @@ def test_places_of_a_result_that_takes_several_blocks() -> None:
         *("0,0,0", "0,0,1", "0,1,0", "1,0,19999", "1,0,20000", "2,0,0", "2,1,39999")
     ]
     assert len({*places}) == x.numel()
+
+
+def test_integers_that_a_frame_rounds_are_told_from_the_first_one_on() -> None:
+    pytest.importorskip("pandas")
+    for dtype, value, rounds in [
+        (torch.int64, 2**53, False),
+        (torch.int64, 2**53 + 1, True),
+        (torch.int64, -(2**53) - 1, True),
+        (torch.uint64, 2**53, False),
+        (torch.uint64, 2**63 + 1, True),
+    ]:
+        monitor = CallMonitor(Last())
+        monitor.push(torch.tensor(value, dtype=dtype))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            monitor.to_frame("pandas")
+        assert [one.category for one in caught] == [RecordingWarning] * rounds
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_narrow_and_unsigned_dtypes_are_data_too(dtype: torch.dtype) -> None:
+    x = torch.arange(100).to(dtype)
+    found = Recorder(x=CallMonitor(Last())).push("x", x)
+    assert json.loads(found.to_json())["subrecorders"]["x"]["results"][""][""] == x.tolist()
+    shown = as_data(found, 64)["subrecorders"]["x"]["results"][""][""]
+    assert shown == {"shape": [100], "min": 0, "max": max(x.tolist())}

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from recorders import ForwardMonitor, Recorder, Recording, Subrecording, load, save
+from recorders.errors import StorageError
 from recorders.recordings.storage import save as save_module
 from recorders.recordings.storage.commit import Commit
 from recorders.recordings.storage.save import Turn, save_in_background
@@ -174,3 +175,33 @@ def test_a_save_within_a_save_and_after_a_fork_does_not_wait_for_ever(
         signal.signal(signal.SIGUSR1, before)
     assert statuses == [0] * (inside == "fork")
     assert load(tmp_path / "run").compute() == {"loss": 1.0}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_a_save_in_a_handler_of_a_signal_that_came_while_its_thread_was_saving_there_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter, told = Commit.__enter__, list[str]()
+
+    def entered(commit: Commit) -> Commit:
+        found = enter(commit)
+        if not told:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return found
+
+    def handler(*_: object) -> None:
+        told.append("called")
+        save(recording(4.0), tmp_path / "other")
+        with pytest.raises(StorageError, match=r"a handler of a signal came while this thread was saving there"):
+            save(recording(5.0), tmp_path / "run")
+        told.append("told")
+
+    monkeypatch.setattr(Commit, "__enter__", entered)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        save(recording(1.0), tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told[-1] == "told"
+    assert load(tmp_path / "run").compute() == {"loss": 1.0}
+    save(recording(2.0), tmp_path / "run")

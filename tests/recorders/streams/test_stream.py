@@ -354,10 +354,11 @@ def test_a_closed_stream_says_once_that_nothing_is_written(tmp_path: Path) -> No
 def test_a_stream_that_nobody_holds_is_committed_and_unlocked(tmp_path: Path) -> None:
     stream = Stream(tmp_path)
     stream.put("x", torch.ones(3, 1))
+    stream.put("x", torch.ones(2, 1))  # a batch that nothing has ended
     del stream
     gc.collect()
     with Stream(tmp_path) as stream:
-        assert stream.rows == {"x": 3}
+        assert (stream.rows, stream.batches) == ({"x": 5}, 2)
 
 
 def test_a_stream_that_its_own_thread_collects_is_committed(tmp_path: Path) -> None:
@@ -462,3 +463,36 @@ def test_rows_of_a_dtype_that_no_file_holds_are_refused(tmp_path: Path) -> None:
         with pytest.raises(OperandError, match=r"'x': rows of torch\.float4_e2m1fn_x2 cannot be stored"):
             stream.put("x", torch.zeros(2, 2, dtype=torch.uint8).view(dtype))
     assert stream.rows == {"y": 1}
+
+
+def test_what_the_disk_has_no_room_for_is_counted_as_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PartWriter, "append", full)
+    stream = Stream(tmp_path)
+    assert stream.put("x", torch.ones(3, 1)) == 3
+    stream._writer._thread.join(60)
+    with pytest.warns(RecordingWarning, match="No space left"):
+        stream.close()
+    assert (stream.dropped, stream.rows) == (3, {})
+
+
+def test_a_stream_is_not_closed_in_the_midst_of_a_batch(tmp_path: Path) -> None:
+    with Stream(tmp_path) as stream:
+        with stream.given(ids=[1, 2]):
+            stream.put("x", torch.ones(2, 1))
+            with pytest.raises(RuntimeError, match=r"close after the block of stream\.given"):
+                stream.close()
+            stream.put("y", torch.ones(2, 1))
+        assert stream.batches == 0
+    assert (stream.batches, stream.rows) == (1, {"x": 2, "y": 2})
+
+
+def test_the_shards_that_hold_no_row_of_a_batch_are_not_asked(tmp_path: Path) -> None:
+    with Stream(tmp_path, shard_bytes=1) as stream:
+        for step in range(8):
+            stream.put("x", torch.full((2, 1), float(step)))
+    data = StreamDataset(tmp_path)
+    assert data[[15, 2, 3, 2]].flatten().tolist() == [7.0, 1.0, 1.0, 1.0]
+    assert {shard for files in data._files for shard, _ in files._readers} == {1, 7}

@@ -122,3 +122,45 @@ def test_a_sick_training_that_an_inspector_watched() -> None:
     assert found.unexamined == ("what the lens Saturation shows", "what the lens Outliers shows")
     assert [(finding.layer, finding.since) for finding in found] == [("3", 2)]
     assert "dead" in found[0].what
+
+
+def watched(inspector: Inspector, net: nn.Module, epoch: int, factor: float = 1.0) -> None:
+    for _ in range(3):
+        net(torch.randn(8, 4) * factor).square().mean().backward()
+    inspector.tick(epoch)
+
+
+def test_after_a_nan_was_gone_back_from_or_its_tick_was_compacted_nothing_is_said_of_it() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    with Inspector(net, [lenses.NonFinite()]) as inspector:
+        for epoch in range(3):
+            watched(inspector, net, epoch, float("nan") if epoch == 1 else 1.0)
+        assert [finding.kind for finding in findings(inspector.timeline)] == ["nonfinite"]
+        inspector.timeline.compact(every=2, before=2)
+        assert inspector.timeline.ticks() == [0, 2]
+        assert not findings(inspector.timeline)
+        watched(inspector, net, 3, float("nan"))
+        inspector.timeline.forget(3)
+        assert not findings(inspector.timeline)
+        inspector.timeline.forget(0)
+        inspector.timeline.append(9, {"Train Loss": {"mean": 1.0}})
+        assert not findings(inspector.timeline)
+
+
+def test_a_layer_that_stops_is_found_whether_or_not_evaluations_are_recorded_beside() -> None:
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.skips = nn.Linear(4, 4), nn.Linear(4, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return x if self.skips else self.second(x)
+
+    for record_eval in (False, True):
+        net = Skipping()
+        with Inspector(net, [lenses.Quantiles(record_eval=record_eval)]) as inspector:
+            for epoch in range(4):
+                net.skips = epoch >= 2
+                watched(inspector, net, epoch)
+        assert [(one.kind, one.layer, one.since) for one in findings(inspector.timeline)] == [("never-ran", "second", 2)]
