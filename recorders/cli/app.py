@@ -142,7 +142,9 @@ def _guarded(work: Callable[[], int], as_json: bool) -> int:
     except KeyboardInterrupt as error:
         complain(error, as_json, what="interrupted")
         return Status.INTERRUPTED
-    except SystemExit as stopped:  # help was printed
+    except SystemExit as stopped:  # help was printed, or rich met a pipe that is closed
+        if isinstance(stopped.__context__, BrokenPipeError):
+            return Status.PIPE_CLOSED
         return Status.DONE if stopped.code is None else int(stopped.code)
     except (UsageError, MissingExtraError) as error:
         complain(error, as_json)

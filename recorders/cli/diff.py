@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_source(parser, "first", "second")
     parser.add_argument("--tick", type=int, help="the tick of two timelines; the last in common if none is given")
     parser.add_argument("--top", type=at_least(1), default=20, metavar="N", help="the number of changes to show")
-    parser.add_argument("--fail-over", type=float, default=math.inf, metavar="SIZE", help=_FAIL_OVER)
+    parser.add_argument("--fail-over", type=at_least(0, float), default=math.inf, metavar="SIZE", help=_FAIL_OVER)
     parser.add_argument("--map", dest="names", action="append", type=_pair, metavar="NAME=NAME", help=_MAP)
     parser.add_argument("--repeat", metavar="PATH", help=_REPEAT)
     parser.add_argument("--picture", metavar="FILE", help="draw how far the runs are apart, over steps and over layers")

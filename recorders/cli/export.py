@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from recorders.cli.output import UsageError, print_written, working
+from recorders.cli.output import UsageError, print_json, print_written, working
 from recorders.cli.sources import Source, add_names, add_source, chosen_names, open_source
 from recorders.errors import NotARecordingError, require
 from recorders.recordings.atomic_files import as_path, written_whole
+from recorders.recordings.display import printable
 from recorders.recordings.export import COLUMNS, rows
 from recorders.streams.files import StreamFiles
 from recorders.watch.timeline import Timeline
@@ -36,7 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(path: str, names: str | None = None, to: Sequence[str] | None = None, as_json: bool = False) -> None:
     """Write a recording or a timeline as one table, with one number in each row.
 
-    Columns of a recording: name, leaf, statistic, index, value. Columns of a timeline: tick, name, statistic, value.
+    Columns of a recording: name, leaf, statistic, index, value. Columns of a timeline: tick, name, statistic, value. With `--json`
+    the standard output has them as `columns` and `rows`.
     """
     targets = [_target(text) for text in to or ["-"]]
     source = open_source(path)
@@ -44,7 +46,7 @@ def run(path: str, names: str | None = None, to: Sequence[str] | None = None, as
     for kind, file in targets:
         columns, lines = _table(source, names, path)
         if file == "-":
-            _write_csv(sys.stdout, columns, lines)
+            _print(columns, lines, as_json)
             continue
         with working("writing"), written_whole(Path(as_path(file))) as draft:
             if kind == "parquet":
@@ -82,6 +84,15 @@ def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:
     for name in names:
         for statistic in timeline.statistics(name):
             yield from ((tick, name, statistic, value) for tick, value in zip(*timeline.series(name, statistic), strict=True))
+
+
+def _print(columns: Iterable[str], lines: Iterator[Row], as_json: bool) -> None:
+    if as_json:
+        print_json({"columns": [*columns], "rows": [*map(list, lines)]})
+        return
+    if sys.stdout.isatty():  # which would obey what a name may hold
+        lines = (tuple(printable(cell) if isinstance(cell, str) else cell for cell in line) for line in lines)
+    _write_csv(sys.stdout, columns, lines)
 
 
 def _write_csv(file: IO[str], columns: Iterable[str], lines: Iterator[Row]) -> None:

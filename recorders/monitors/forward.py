@@ -106,7 +106,7 @@ class CallMonitor(Monitor):
         if self.on_error == "disable" and self.last_error is not None:
             self._skip("pushed after the failure that took it off")
         elif self._due(module, self._training(module)) and not (len(values) == 1 and self._waits(values[0])):
-            self._record(module, *map(as_operands, values))
+            self._record(module, *values)
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
         if len(operands) > 1 and not self.has_callables:
@@ -114,7 +114,7 @@ class CallMonitor(Monitor):
                 f"push got {len(operands)} values, of which one would be recorded: push each by itself, or say what to do with "
                 "them by map_=lambda a, b: (a, b)"
             )
-        return super()._inputs(operands)
+        return super()._inputs(tuple(map(as_operands, operands)))
 
     def _training(self, module: nn.Module | None) -> bool:
         if (

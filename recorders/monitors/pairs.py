@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from recorders.capture.layouts import PlacementInfo
 from recorders.capture.operands import mapped, plain_or_spread
-from recorders.errors import OperandError, TargetError
+from recorders.errors import OperandError, RecordingWarning, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import check_numbers
 from recorders.monitors.sites import copied
 from reducers import Reducer
+from reducers.errors import warn_user
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -34,8 +35,9 @@ class PairMonitor(Monitor):
     """Records what two modules return for the same input. Operands: output, output of the other module.
 
     The reducer gets both, as `CKA`, `CrossCovariance` and others that take two tensors need them. The output that comes first is
-    cloned and kept until the other one comes, unless it is known by then that the pair will not be recorded. If a module is called
-    again before the other was, its older output is left out. So is what waits when the monitor is reset, taken off, or not due.
+    cloned and kept until the other one comes, unless it is known by then that the pair will not be recorded. Run both modules on a
+    batch before the next: if one is called again before the other was, its older output is left out, with a warning. So is,
+    without one, what waits when the monitor is reset, taken off, or not due.
 
     Args:
         other: the other module, of the same network or of another. It is referenced weakly.
@@ -100,13 +102,23 @@ class PairMonitor(Monitor):
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting[0] == side:
             if waiting is not None:
-                self._skip("called again before its partner was")
+                self._warn_of_order(module)
             self._waiting = side, copied() if self.gate.foresees(self._training(module)) else _NOT_KEPT
         elif self._due(module, self._training(module)):
             if waiting[1] is _NOT_KEPT:
                 self._skip("not recorded when its partner was called")
             else:
                 self._record(module, *((output(), waiting[1]) if side == "mine" else (waiting[1], output())))
+
+    def _warn_of_order(self, module: nn.Module) -> None:
+        """Counts an output without partner; warns of the first: later ones may get partners that do not belong to them."""
+        if _AGAIN not in self.counts:
+            warn_user(
+                f"{self.describe(module)}: one of its two modules was called again before the other was; the older output is left "
+                "out, and which outputs belong together is not known: run both modules on one batch before the next",
+                RecordingWarning,
+            )
+        self._skip(_AGAIN)
 
     def deregister(self) -> Monitor:
         self._waiting = None
@@ -140,4 +152,5 @@ class PairMonitor(Monitor):
         return rebuild, (type(constructor)(constructor.kind, constructor.reducer, options), *rest)
 
 
+_AGAIN = "called again before its partner was"
 _NOT_KEPT = object()  # waits in place of an output

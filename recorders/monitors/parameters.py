@@ -192,6 +192,8 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     absence = "no gradient (frozen or unused)"
 
     def unseen(self) -> str:
+        if self.when == "accumulate":
+            return "no gradient was accumulated: call backward() while hooks are on; torch.autograd.grad accumulates none"
         return f"{super().unseen()}, and gradients are recorded at these: call optimizer.step() while hooks are on"
 
     def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:

@@ -112,13 +112,14 @@ def _compare(monitor: Any, module: nn.Module, args: tuple[Any, ...], *rest: Any)
 
 def _attach_to_both(monitor: Any, module: nn.Module) -> list[Any]:
     other = monitor.other_module(module)
-    hooks_are_on(other)
-    return [
+    handles = [
         place.register_forward_hook(
             Hook(partial(monitor._arrive, side), _PAIRED[side], monitor.sink.tensor, monitor._fail), prepend=monitor.prepend
         )
         for side, place in (("mine", module), ("other", other))
     ]
+    hooks_are_on(other)
+    return handles
 
 
 def _trace_mine(sink: Tensor, module: nn.Module, *args: Any) -> None:

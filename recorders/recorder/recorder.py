@@ -264,7 +264,7 @@ class Recorder(Results):
     def _place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> Self:
         """Puts a copy of each prototype in `groups` on each of `places`, which were selected from `net`."""
         with together([net]), _no_collection():
-            added = self._put(to_place(chosen(self._prototypes, groups), net, places))
+            added = self._put(to_place(chosen(self._prototypes, groups), unwrapped(net), places))
         self._know(net)
         warn_of_equals(added)
         return self
@@ -331,9 +331,9 @@ class Recorder(Results):
 
     def _follow_net(self) -> None:
         """Lets the clock take the phase from the first net and, with an optimizer or a budget, count its micro-batches."""
-        net = self._nets[0]() if self._nets else None
-        if net is None:
+        if not (nets := self._live_nets()):
             return
+        net = nets[0]
         self._clock.watch(net)
         if (self._clock.attached or self._meter.budget is not None) and hook_of(self._counting) is None:
             self._counting = self._clock.count(net)

@@ -67,7 +67,10 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
         return self
 
     def apply(self, function: Callable[[Any], Any]) -> Self:
-        """From now on shows and saves every result as `function(result)`; states stay mergeable. Returns the recorder."""
+        """From now on shows every result as `function(result)`, also among the tensors of saved files; returns the recorder.
+
+        States stay as they are, and mergeable. The function is not saved: what is loaded shows results without it.
+        """
         return self.apply_sample(lambda result, samples: function(result))
 
     def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:

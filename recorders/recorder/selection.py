@@ -54,7 +54,7 @@ class Criteria:
     leaves: bool = False
     where: Callable[[str, nn.Module], bool] | None = None
 
-    def filter(self, places: list[Place], what: str, *, one_of_two: bool = False) -> list[Place]:
+    def filter(self, places: list[Place], what: str, *, one_of_two: bool = False, prefix: str = "") -> list[Place]:
         """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist.
 
         Of one of two nets a name that is excluded need not exist: it may be in the other.
@@ -93,7 +93,7 @@ class Criteria:
             and (indices is None or index in indices)
             and not (not_types and isinstance(place.module, not_types))
             and not any(_matches(pattern, name) for pattern in not_names for name in place.names)
-            and (self.depth is None or place.name.count(".") + bool(place.name) <= self.depth)
+            and (self.depth is None or _level(place.name, prefix) <= self.depth)
             and (not self.leaves or _is_leaf(place.module))
             and (self.where is None or self.where(place.name, place.module))
         ]
@@ -104,6 +104,12 @@ class Criteria:
     def _given(self) -> str:
         given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
         return "(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
+
+
+def _level(name: str, prefix: str) -> int:
+    """How deep a module lies in the net: 0 for the net itself."""
+    below = name.removeprefix(prefix).strip(".")
+    return below.count(".") + bool(below)
 
 
 def _is_leaf(module: nn.Module) -> bool:
@@ -120,10 +126,11 @@ def select_modules(
 ) -> list[Place]:
     """The modules of `net` that satisfy `criteria`: of itself and all below if `recursive`, else of its direct children."""
     places: dict[int, Place] = {}
-    for name, module in _walk(_net(net), prefix, recursive):
+    net = unwrapped(_net(net))
+    for name, module in _walk(net, prefix, recursive):
         if recursive or module is not net:
             _add(places, id(module), Place(name, module))
-    return criteria.filter(list(places.values()), "module", one_of_two=one_of_two)
+    return criteria.filter(list(places.values()), "module", one_of_two=one_of_two, prefix=prefix)
 
 
 def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -> list[Place]:

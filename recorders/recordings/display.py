@@ -191,9 +191,17 @@ def brief(result: Any) -> str:
 
 
 def flat_numbers(result: Any) -> dict[str, Tensor]:
-    """The numbers in a nested result as float64 tensors on the CPU, by path; complex ones and empty tensors are left out."""
-    tensors = ((path, x) for path, x in flat_leaves(result) if isinstance(x, Tensor) and x.numel() and not x.is_complex())
-    return {path: x.detach().cpu().double() for path, x in tensors}
+    """The numbers in a nested result as float64 tensors on the CPU, by path; empty tensors are left out.
+
+    Of complex numbers they are the real and the imaginary parts.
+    """
+    found: dict[str, Tensor] = {}
+    for path, x in flat_leaves(result):
+        if isinstance(x, Tensor) and x.numel():
+            x = x.detach().cpu()
+            parts = {"real": x.real, "imag": x.imag} if x.is_complex() else {"": x}
+            found.update({f"{path}.{part}".strip("."): one.double() for part, one in parts.items()})
+    return found
 
 
 def flat_leaves(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -274,9 +274,12 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
             missing: "keep" keeps names that only one of them holds; "error" refuses them.
 
         Raises:
+            ValueError: `missing` is neither.
             MergeError: the names differ, or two subrecordings do not fit together; the message says which.
         """
-        if missing != "keep":
+        if missing not in ("error", "keep"):
+            raise ValueError(f"merge(missing={missing!r}): choose 'error' or 'keep'")
+        if missing == "error":
             check_same_names(self, other, "the first recording", "the second")
         merged: dict[str, Subrecording] = {}
         for name in dict.fromkeys((*self, *other)):  # which may be a further name in one of them

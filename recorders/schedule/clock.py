@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
+from recorders.capture.renewal import hooks_are_on
 from recorders.capture.switching import SwitchedHooks, put_back, remove
 from recorders.errors import MonitorError
 from recorders.graphs.sinks import new_sink
@@ -242,6 +243,7 @@ class Clock:
         """Counts the forwards of `net` as micro-batches; returns the handle of the hook, or None if `net` takes no hooks."""
         try:
             self._handle = net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._sink))
+            hooks_are_on(net)
         except RuntimeError:  # a module of torch.jit.script
             self._handle = None
         self._counting.change()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,12 @@ class Reducer(ABC):
                 f"{cls.__name__} has an `init` of its own, which nobody would call: the empty state is {{}} everywhere; "
                 "let `update` begin with what you want if its state is empty"
             )
+        for name, found in vars(cls).items():
+            if inspect.isfunction(found) and any(isinstance(vars(base).get(name), property) for base in cls.__mro__[1:]):
+                raise ReducerTypeError(
+                    f"{cls.__name__}.{name} is a method, which would count as true whatever it returns: write @property above it, "
+                    f"or {name} = ... without def"
+                )
         switch_off(cls, cls.shortcuts)
 
     @classmethod

@@ -176,7 +176,7 @@ class Quantile(Statistic):
         narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
         x = x.float() if narrow and first >= _FLOAT32_EXPONENTS[0] else real(x)
         integer, mantissa, bias = (torch.int32, 23, 127) if x.dtype is torch.float32 else (torch.int64, 52, 1023)
-        pattern = x.view(integer)
+        pattern = x.resolve_neg().view(integer)
         # flipping all bits but the sign of negative floats makes integer order equal to float order
         number = ((pattern >> (8 * x.dtype.itemsize - 1)) & torch.iinfo(integer).max) ^ pattern
         number = number >> (mantissa - self.bits)

@@ -139,7 +139,8 @@ class Idle(Statistic):
     """For how many observations, up to the last, each unit was not active (`|x| > eps` in none of its elements).
 
     So a unit that died on the way is known, where `Activity` tells only of units that were never active. A unit of which an
-    observation has no finite element counts as active in it.
+    observation has no finite element counts as active in it. Of an observation of which a mask selects nothing, such as a batch of
+    padding, or one without a sample of a group, nothing is counted.
 
     Args:
         eps: largest magnitude that still counts as zero, in the unit of the data.
@@ -188,7 +189,7 @@ class Idle(Statistic):
         return self._after(to_device(state, xs.device), each["idle"], each["nonfinite"], xs.numel() // units)
 
     def update_rows(self, state: State, rows: State) -> State:
-        elements = (rows["count"] + rows["nonfinite"]).flatten(1)[:, 0].sum()
+        elements = (rows["count"] + rows["nonfinite"])[..., None].flatten(1)[:, :1].sum()  # there may be no kept axis, or no unit
         return self._after(state, _is_idle(rows).to(torch.int64), rows["nonfinite"], elements)
 
     def _after(self, state: State, idle: Tensor, nonfinite: Tensor, elements: int | Tensor) -> State:
@@ -204,6 +205,10 @@ class Idle(Statistic):
         one = torch.ones((), dtype=torch.int64, device=x.device)
         elements = one * count_along(x, axes)
         return {"observations": one, "elements": elements, "idle": idle.to(torch.int64), "nonfinite": counts["nonfinite"]}
+
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        state, selected = super().lift_masked(x, mask, axes), mask.sum(dim=axes)
+        return {**state, "observations": (selected > 0).any().to(torch.int64), "elements": selected.max()}
 
     def join(self, a: State, b: State) -> State:
         idle = torch.where(b["idle"] == b["observations"], a["idle"] + b["idle"], b["idle"])

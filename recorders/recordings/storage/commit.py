@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,8 +42,8 @@ LOCK_SECONDS = 300.0
 THREADS = 8
 """How many files are flushed at once: file systems commit the journal once for all that wait."""
 
-_committing: set[tuple[str, int, int]] = set()
-"""Folders that are saved into, each with the process and the thread that does."""
+_committing: weakref.WeakValueDictionary[tuple[str, int, int], Commit] = weakref.WeakValueDictionary()
+"""The saves that are under way, by folder, process and thread. One that was interrupted anywhere is not kept."""
 
 _OURS = re.compile(rf"{GENERATION.pattern}|manifest-[0-9a-f]{{32}}\.tmp")
 
@@ -104,8 +105,8 @@ class Commit(Generation):
                 "on only after the handler; save in the training loop, or into another folder"
             )
         with self._stack:
-            _committing.add(here)
-            self._stack.callback(_committing.discard, here)
+            _committing[here] = self
+            self._stack.callback(_committing.pop, here, None)
             try:
                 lock = FileLock(self.root / LOCK, LOCK_SECONDS)
             except BlockingIOError:

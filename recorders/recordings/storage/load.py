@@ -83,6 +83,8 @@ def load(
         MergeError: the recordings of the ranks do not fit together; each can be loaded alone, by `ranks`.
         SelectionError: a rank of `ranks` saved nothing there, or the recording was saved by one process.
     """
+    if damaged not in ("error", "skip"):
+        raise ValueError(f"load(damaged={damaged!r}): choose 'error' or 'skip'")
     chosen = ranks if ranks is None or isinstance(ranks, int) else tuple(ranks)  # asked for again if a save comes between
     with fetched(path) as folder:
         root = as_path(folder)
@@ -95,8 +97,10 @@ def load(
     return recording
 
 
-def load_lazily(path: str | os.PathLike[str]) -> Recording:
-    """A recording of which a subrecording is read, and checked, when it is looked at, each time anew.
+def load_lazily(path: str | os.PathLike[str]) -> tuple[Recording, str]:
+    """A recording of which a subrecording is read, and checked, when it is looked at, each time anew; and its generation.
+
+    Each save makes a generation with a name of its own, which copies of it keep.
 
     Raises:
         StorageError: the manifest, or a file that all share, cannot be read; see `load`.
@@ -105,19 +109,19 @@ def load_lazily(path: str | os.PathLike[str]) -> Recording:
         copy = tempfile.mkdtemp()
         try:
             fetch(os.fspath(path), copy)
-            found = load_lazily(copy)
+            found, generation = load_lazily(copy)
         except BaseException:
             shutil.rmtree(copy, ignore_errors=True)
             raise
         weakref.finalize(found.subrecordings, shutil.rmtree, copy, ignore_errors=True)
-        return found
+        return found, generation
     root, recipes = as_path(path), Recipes()
     manifest = manifest_at(root, skip=False)
     if manifest.ranks is None:
-        return _lazily(root, manifest, recipes, mapped=True)
+        return _lazily(root, manifest, recipes, mapped=True), manifest.generation
     held = {f"rank {rank}": _lazily(root, read_rank(root, manifest, rank), recipes) for rank in manifest.ranks}
     parts = Merged(held, apart=True)
-    return Recording(parts, merged_aliases(held, parts))
+    return Recording(parts, merged_aliases(held, parts)), manifest.generation
 
 
 def manifest_at(path: str | os.PathLike[str], *, skip: bool = True) -> Manifest:

@@ -134,13 +134,14 @@ def save_in_background(
         others to the same path, and it does not happen then; False once it has begun.
     """
     future: Future[Path | str] = Future()
+    place = path if is_url(path) else os.path.abspath(as_path(path))  # the program may be in another folder by then
 
     def work() -> None:
         try:
             mine.wait()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(save_in_turn(mine, recording, path, layout, overwrite))
+                    future.set_result(save_in_turn(mine, recording, place, layout, overwrite))
                 except BaseException as error:
                     future.set_exception(error)
         finally:

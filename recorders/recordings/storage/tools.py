@@ -37,9 +37,10 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
         missing: "keep" keeps names that only some of them hold; "error" refuses them.
 
     Raises:
-        MergeError: there is no path, one is given twice, or the names differ. Later also, when a subrecording is looked at, if its
-            reducers differ.
+        MergeError: there is no path, one is given twice or with a copy of it, or the names differ. Later also, when a subrecording
+            is looked at, if its reducers differ.
         StorageError: a recording cannot be read, see `load`.
+        ValueError: `missing` is neither.
         TypeError: there is one path alone, or something that is no path.
 
     >>> import tempfile, torch
@@ -58,10 +59,15 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     several = list(paths)
     if unsaved := [type(path).__name__ for path in several if not isinstance(path, (str, os.PathLike))]:
         raise TypeError(f"merge takes the paths of saved recordings; got {unsaved[0]}: merge what is not saved by one.merge(other)")
+    if missing not in ("error", "keep"):
+        raise ValueError(f"merge(missing={missing!r}): choose 'error' or 'keep'")
+    generations: dict[str, str] = {}
     for path in [os.fspath(path) for path in several]:
         if path in found:
             raise MergeError(f"{path} is given twice: it would count twice")
-        found[path] = load_lazily(path)
+        found[path], generation = load_lazily(path)
+        if (other := generations.setdefault(generation, path)) != path:
+            raise MergeError(f"{path} and {other} are the same recording, or copies of it: it would count twice")
     if not found:
         raise MergeError("there is nothing to merge: give the folders of recordings")
     first, *others = found

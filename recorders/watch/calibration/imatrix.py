@@ -37,7 +37,8 @@ def to_imatrix(
         datasets: what was recorded, as texts to show.
 
     Raises:
-        SelectionError: no inputs were recorded, or none of a layer with a name.
+        SelectionError: no inputs were recorded, or none of a layer with a name; a layer in the mapping was not recorded, or two
+            layers have one name.
         MissingExtraError: gguf is not installed.
         StorageError: `path` is none.
 
@@ -45,9 +46,16 @@ def to_imatrix(
     """
     gguf, numpy = require("gguf", "gguf"), require("numpy", "gguf")
     name_of = names.get if isinstance(names, Mapping) else names
-    found = {name: each for layer, each in importance(recording).items() if (name := name_of(layer)) is not None}
+    inputs, found, layers = importance(recording), {}, dict[str, str]()
+    if isinstance(names, Mapping) and (unknown := [layer for layer in names if layer not in inputs]):
+        raise SelectionError(f"no inputs of the layers {unknown[:5]} were recorded; there are {[*inputs][:5]}")
+    for layer, each in inputs.items():
+        if (name := name_of(layer)) is not None:
+            if (other := layers.setdefault(name, layer)) != layer:
+                raise SelectionError(f"{other!r} and {layer!r} are both called {name!r} in GGUF, which would hold one of them")
+            found[name] = each
     if not found:
-        raise SelectionError(f"no layer has a name in GGUF: {list(importance(recording))[:5]}")
+        raise SelectionError(f"no layer has a name in GGUF: {[*inputs][:5]}")
     chunks = -(-max(each.positions for each in found.values()) // chunk_size)
     with written_whole(Path(as_path(path))) as draft:
         writer = gguf.GGUFWriter(draft, arch="imatrix")

@@ -122,10 +122,10 @@ def ranges(recording: Mapping[str, Subrecording], side: Side = "input", scheme: 
             channels = importance({f"input/{layer}": part})[layer].squares.numel() if side == "input" else state["min"].numel()
             shared = _shared(state, scheme.per, channels)
         if shared is None:
-            raise ArgumentError(
-                f"{side}/{layer} has {states[0]['min'].numel()} distributions of {channels} channels, which tell no ranges per "
-                f"{scheme.per}: record presets.calibration(per_channel=True), or with group_size"
-            )
+            told = f"{side}/{layer} has {states[0]['min'].numel()} distributions of {channels} channels, which tell no ranges per "
+            if isinstance(scheme.per, int) and channels % scheme.per:
+                raise ArgumentError(f"{told}{scheme.per}: {channels} channels are no whole number of groups of {scheme.per}")
+            raise ArgumentError(f"{told}{scheme.per}: record presets.calibration(per_channel=True), or with group_size")
         if not shared["counts"].any(dim=-1).all():
             raise ArgumentError(f"{side}/{layer}: a {scheme.per if isinstance(scheme.per, str) else 'group'} has no finite numbers")
         found[layer] = scheme.method(Distribution.of_quantile(quantile, shared), scheme.bits, scheme.symmetric)
@@ -279,6 +279,8 @@ def _parts(part: Subrecording, name: str, where: str) -> tuple[Reducer, list[Sta
     if reducer is None:
         raise SelectionError(f"{where} holds {part.reducer}, which has no {name!r}: record it by presets.calibration()")
     states = {path: state for path, state in part.states.items() if state}
+    if not states:
+        raise SelectionError(f"{where} has recorded no numbers: its inputs were empty; leave the layer out of what is calibrated")
     if len({*map(path_of, states)}) != 1:
         raise _several(part, where)
     return reducer, [{key.partition("/")[2]: x for key, x in one.items() if key.startswith(f"{name}/")} for one in states.values()]

@@ -18,6 +18,8 @@ def updates(known: Evidence) -> Iterator[Finding]:
     """Weights that change too much, too little or not at all."""
     low, high = UPDATE_LIMITS
     layers = [layer for layer in known.layers if "output" not in layer.silent and not layer.empty]
+    if known.steps is None and known.loss is None and not any(layer.has_gradients for layer in layers):
+        return  # an evaluation: nothing says that anybody trains
     for layer in layers:
         if layer.still:
             # A part that no gradient comes to, such as the teacher of a distillation, is not meant to be trained.

@@ -18,7 +18,7 @@ import torch
 from forged import forge
 from paths import ROOT
 
-from recorders import CallMonitor, Inspector, Recorder, Stream, Timeline, load
+from recorders import CallMonitor, Inspector, Recorder, Stream, Timeline, load, merge
 from recorders.cli import Status, main
 from recorders.cli.app import GONE, VERBS
 from recorders.recordings.display import printable
@@ -130,7 +130,7 @@ def test_a_warning_as_json_is_an_object_too(tmp_path: Path, capsys: Printed, mon
 
 def test_json_of_verbs_that_write_says_where(recording: Path, timeline: Path, tmp_path: Path, capsys: Printed) -> None:
     page, table, both = tmp_path / "page.html", tmp_path / "table.csv", tmp_path / "both"
-    other = shutil.copytree(recording, tmp_path / "other")
+    other = load(recording).save(tmp_path / "other")
     assert json.loads(run(capsys, "report", timeline, "--to", page, "--json")[0]) == {"written": [str(page)]}
     assert json.loads(run(capsys, "export", recording, "--to", table, "--json")[0]) == {"written": [str(table)]}
     assert json.loads(run(capsys, "merge", recording, other, "--to", both, "--json")[0]) == {
@@ -149,7 +149,7 @@ def test_a_dash_is_the_standard_output(recording: Path, timeline: Path, capsys: 
         page, _ = run(capsys, "report", timeline, "--to", target)
         assert page.startswith("<!doctype html>")
         assert page.rstrip().endswith("</html>")
-    for target in (["--to", "-"], ["--to", "csv:-"], ["--to", "csv"], [], ["--json"]):
+    for target in (["--to", "-"], ["--to", "csv:-"], ["--to", "csv"], []):
         lines = run(capsys, "export", recording, *target)[0].splitlines()
         assert lines[:2] == ["name,leaf,statistic,index,value", "loss,,count,,2.0"]
     for arguments in (
@@ -345,3 +345,35 @@ def test_ticks_that_a_training_wrote_anew_are_followed_again(tmp_path: Path, cap
     printed = run(capsys, "show", path, "--follow", "--every", "0.1", "--until", "2", "--json")[0]
     found = [(line["tick"], line["values"]["loss"]["mean"]) for line in map(json.loads, printed.splitlines())]
     assert found == [(0, 9.0), (1, 8.0), (1, 5.0), (2, 4.0)]
+
+
+def test_one_recording_is_not_merged_with_itself_whatever_its_path_is(recording: Path, tmp_path: Path, capsys: Printed) -> None:
+    copied, linked = shutil.copytree(recording, tmp_path / "copied"), tmp_path / "linked"
+    linked.symlink_to(recording, target_is_directory=True)
+    for other in (f"{recording}/", copied, linked, f"file://{recording}"):
+        told = run(capsys, "merge", recording, other, "--to", tmp_path / "both", status=1)[1]
+        assert "the same recording, or copies of it: it would count twice" in told
+    with pytest.raises(ValueError, match=r"merge\(missing='eror'\)"):
+        merge([recording, copied], missing="eror")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"load\(damaged='skp'\)"):
+        load(recording, damaged="skp")  # type: ignore[arg-type]
+
+
+def test_a_bound_that_is_no_number_is_refused_and_a_table_is_data_too(recording: Path, capsys: Printed) -> None:
+    for bound in ("nan", "-1"):
+        assert "--fail-over" in run(capsys, "diff", recording, recording, "--fail-over", bound, status=2)[1]
+    found = json.loads(run(capsys, "export", recording, "--json")[0])
+    assert found["columns"] == ["name", "leaf", "statistic", "index", "value"]
+    assert ["loss", "", "count", "", 2.0] in found["rows"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pipe of POSIX")
+def test_a_table_that_nobody_reads_on_is_a_closed_pipe(tmp_path: Path) -> None:
+    recorder = Recorder(**{f"loss {number}": CallMonitor(Summary()) for number in range(400)})
+    for name in recorder:
+        recorder.push(name, 0.5)
+    recorder.save(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-m", "recorders.cli", "show", tmp_path / "run"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(120) == Status.PIPE_CLOSED

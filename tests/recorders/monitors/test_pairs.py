@@ -60,7 +60,8 @@ def test_an_output_without_partner_is_left_out_and_later_changes_are_not_seen() 
     monitor = PairMonitor(Collect(), second, first, op_=lambda mine, other: torch.stack((mine, other)))
     first(torch.tensor(1.0))
     x = torch.tensor(2.0)
-    first(x)
+    with pytest.warns(RecordingWarning, match="called again before the other was.*run both modules on one batch before the next"):
+        first(x)
     x += 100
     second(torch.tensor(3.0))
     second(torch.tensor(4.0))
@@ -115,3 +116,13 @@ def test_neither_module_is_kept_alive_nor_copied() -> None:
         assert [ref() for ref in dead] == [None, None]
     finally:
         gc.enable()
+
+
+def test_pairs_in_nets_that_were_compiled_before_are_recorded() -> None:
+    theirs, mine = nn.Sequential(nn.Tanh()), nn.Identity()
+    compiled, x = torch.compile(theirs, backend="eager"), torch.randn(4, 3)
+    compiled(x)
+    monitor = PairMonitor(Collect(), theirs[0], mine, op_=torch.add)
+    for _ in range(3):
+        compiled(x), mine(x)
+    assert monitor.samples == 3

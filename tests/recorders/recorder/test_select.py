@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from recorders import ForwardMonitor, ParameterGradientMonitor, Recorder, SelectionError, TargetError
-from reducers import Count, Mean
+from recorders import ForwardMonitor, OptimizerMonitor, ParameterGradientMonitor, Recorder, SelectionError, TargetError
+from reducers import Collect, Count, Mean
 
 
 class Net(nn.Module):
@@ -147,3 +147,24 @@ def test_modules_that_take_no_hooks_are_refused_with_the_way_to_leave_them_out()
     recorder = Recorder(ForwardMonitor(Mean())).modules(net, exclude=torch.jit.ScriptModule)
     net(torch.ones(1, 2))
     assert {name: monitor.samples for name, monitor in recorder.items()} == {"": 1, "1": 1}
+
+
+def test_depth_counts_below_a_prefix_and_children_of_a_wrapper_are_those_of_the_net() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    for depth, found in enumerate((["student"], ["student", "student.0", "student.1"])):
+        with Recorder(ForwardMonitor(Count())).modules(net, depth=depth, prefix="student") as recorder:
+            assert list(recorder) == found
+    for wrapped in (net, nn.DataParallel(net), torch.compile(net, backend="eager")):
+        with Recorder(ForwardMonitor(Count())).children(wrapped) as recorder:
+            assert list(recorder) == ["0", "1"]
+
+
+def test_what_watches_the_net_watches_what_a_wrapper_holds() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    recorder = Recorder(rate=OptimizerMonitor(Collect(), op_=lambda optimizer: optimizer.param_groups[0]["lr"]))
+    recorder.modules(torch.compile(net, backend="eager")).modules(nn.DataParallel(net))
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    for _ in range(2):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert recorder.samples == {"rate": 2}

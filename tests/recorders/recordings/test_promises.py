@@ -180,8 +180,10 @@ class TestWaiting:
     def test_a_stopped_saver_is_an_error_and_not_for_ever(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(commit, "LOCK_SECONDS", 0.05)
         save(recording(1), tmp_path)
-        with Commit(tmp_path), pytest.raises(StorageError, match="another process has been saving there"):
+        held = atomic_files.FileLock(tmp_path / commit.LOCK)
+        with pytest.raises(StorageError, match="another process has been saving there"):
             save(recording(2), tmp_path)
+        held.release()
         save(recording(2), tmp_path)
 
     @posix

@@ -178,9 +178,7 @@ def test_a_save_within_a_save_and_after_a_fork_does_not_wait_for_ever(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_a_save_in_a_handler_of_a_signal_that_came_while_its_thread_was_saving_there_says_so_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_in_a_handler_that_came_within_a_save_there_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter, told = Commit.__enter__, list[str]()
 
     def entered(commit: Commit) -> Commit:
@@ -205,3 +203,13 @@ def test_a_save_in_a_handler_of_a_signal_that_came_while_its_thread_was_saving_t
     assert told[-1] == "told"
     assert load(tmp_path / "run").compute() == {"loss": 1.0}
     save(recording(2.0), tmp_path / "run")
+
+
+def test_a_save_in_the_background_goes_where_the_program_was(tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    future = save_in_background(recording(1.0), "run")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    held.go.set()
+    future.result(60)
+    assert load(tmp_path / "run").compute() == {"loss": 1.0}

@@ -17,6 +17,7 @@ from reducers import (
     Collect,
     Digest,
     Fingerprints,
+    FirstNonfinite,
     Idle,
     Max,
     Mean,
@@ -39,6 +40,7 @@ IN_SLOTS: list[Reducer] = [
     *(PerObservation(Norm().postmap(torch.log)), PerObservation(Mean(), Max("o ->")), PerObservation(Digest()), Digest()),
     *(PerObservation(Digest(), Collect()), Product(digest=PerObservation(Digest()), each=PerObservation(Norm()), all=Summary())),
     *(Product(digest=Digest(), idle=Idle(), all=Summary()), Fingerprints(), Product(each=Fingerprints(128), mean=Mean())),
+    Product(idle=Idle("... ->"), first=FirstNonfinite(), mean=Mean()),
 ]
 OTHERS: list[Reducer] = [
     PerObservation(Quantile()),

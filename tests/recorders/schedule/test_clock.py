@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -832,3 +833,32 @@ def test_a_module_that_was_not_called_in_its_steps_was_never_called_after_them()
         "its module was never called",
         "no optimizer step changed its parameters",
     ]
+
+
+def test_micro_batches_are_counted_in_programs_that_were_compiled_before() -> None:
+    net = nn.Linear(2, 1)
+    compiled, optimizer = torch.compile(net, backend="eager"), torch.optim.SGD(net.parameters(), 0.1)
+    compiled(torch.ones(1, 2))
+    recorder = Recorder(ForwardMonitor(Collect())).modules(net).attach(optimizer)
+    seen = []
+    for _ in range(2):
+        for _ in range(3):
+            compiled(torch.ones(1, 2)).sum().backward()
+            seen.append(recorder.clock.micro_batch)
+        optimizer.step()
+    assert seen == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_clock_follows_the_first_net_that_exists() -> None:
+    gone, net = nn.Linear(2, 1), nn.Linear(2, 1)
+    recorder = Recorder(ForwardMonitor(Collect())).modules(gone)
+    recorder.remove("")
+    del gone
+    gc.collect()
+    recorder.modules(net).attach(torch.optim.SGD(net.parameters(), 0.1))
+    net.eval()
+    seen = []
+    for _ in range(3):
+        net(torch.ones(1, 2))
+        seen.append(recorder.clock.micro_batch)
+    assert (seen, recorder.clock.phase) == ([0, 1, 2], "eval")

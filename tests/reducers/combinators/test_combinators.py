@@ -25,6 +25,7 @@ from reducers import (
     Geometry,
     GroupBy,
     History,
+    Idle,
     Last,
     Masked,
     Max,
@@ -383,3 +384,18 @@ def test_ordered_when_the_inner_is_or_time_counts() -> None:
     assert all(
         outer.ordered for outer in (Masked(EMA(alpha=0.5)), GroupBy(FirstNonfinite()), Window(Mean(), 2), EveryNth(Mean(), 2))
     )
+
+
+def test_of_what_a_mask_selects_nothing_no_observation_counts_as_active() -> None:
+    zeros = torch.zeros(4, 1)
+    groups = GroupBy(Idle("b c -> c"), 2)
+    state = groups.update(groups.update({}, zeros, torch.tensor([0, 0, 1, 1])), zeros, torch.tensor([0, 0, 0, 0]))
+    assert {name: x.flatten().tolist() for name, x in groups.compute(state).items()} == {
+        "observations": [2, 1],
+        "elements": [6, 2],
+        "idle": [2, 1],
+    }
+    masked, x = Masked(Idle("... ->")), torch.zeros(2, 3)
+    state = masked.update({}, x, torch.tensor([[True, True, False]] * 2))
+    again = masked.update(state, x, torch.zeros(2, 3, dtype=torch.bool))
+    assert masked.compute(again) == masked.compute(state) == {"observations": 1, "elements": 4, "idle": 1}

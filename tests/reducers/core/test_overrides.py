@@ -406,3 +406,11 @@ def test_kernels_of_the_package_are_called(monkeypatch: pytest.MonkeyPatch) -> N
     for reducer in kept:
         reducer.update({}, torch.randn(100, 8))
     assert len(called) == len(kept)
+
+
+def test_a_method_in_place_of_a_property_is_refused() -> None:
+    with pytest.raises(ReducerTypeError, match=r"Wrong\.divisible is a method, .* write @property above it"):
+
+        class Wrong(Statistic):
+            def divisible(self) -> bool:  # type: ignore[override]
+                return False

@@ -204,3 +204,11 @@ def test_states_of_other_settings_are_refused() -> None:
         fine.merge(fine.update({}, torch.ones(3)), coarse.update({}, torch.ones(3)))
     with pytest.raises(DTypeError, match="no order"):
         fine.update({}, torch.ones(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("pattern", ["... ->", "b c -> c"])
+def test_tensors_with_the_negative_bit_are_counted(pattern: str) -> None:
+    x = torch.randn(4, 6, dtype=torch.complex128).conj().imag
+    assert x.is_neg()
+    quantile = Quantile(pattern)
+    assert quantile.compute(quantile.update({}, x)).equal(quantile.compute(quantile.update({}, x.clone())))

@@ -130,7 +130,7 @@ def watched(inspector: Inspector, net: nn.Module, epoch: int, factor: float = 1.
     inspector.tick(epoch)
 
 
-def test_after_a_nan_was_gone_back_from_or_its_tick_was_compacted_nothing_is_said_of_it() -> None:
+def test_a_nan_whose_tick_was_forgotten_or_compacted_is_no_finding() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     with Inspector(net, [lenses.NonFinite()]) as inspector:
         for epoch in range(3):
