@@ -18,7 +18,8 @@ def updates(known: Evidence) -> Iterator[Finding]:
     """Weights that change too much, too little or not at all."""
     low, high = UPDATE_LIMITS
     layers = [layer for layer in known.layers if "output" not in layer.silent and not layer.empty]
-    if known.steps is None and known.loss is None and not any(layer.has_gradients for layer in layers):
+    trains = known.steps is not None or known.loss is not None
+    if not (trains or any(layer.has_gradients or layer.update is not None for layer in layers)):
         return  # an evaluation: nothing says that anybody trains
     for layer in layers:
         if layer.still:

@@ -23,6 +23,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
     lenses,
+    presets,
 )
 from recorders.watch.diagnosis.findings import Findings, findings
 from recorders.watch.lenses.health import update_ratio
@@ -232,3 +233,12 @@ def test_a_planted_fault_is_found_where_it_is_and_nothing_else(fault: str) -> No
         assert {"7": "updates are too large"}.items() <= {one.layer: one.what.partition(":")[0] for one in once.notices}.items()
     since = {"nonfinite": 1, "never ran": None}.get(fault, 0)
     assert [finding.since for finding in over_time] == [since] * len(wanted)
+
+
+def test_an_evaluation_in_which_nobody_trains_has_no_weights_that_never_changed() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients), presets.health().modules(net) as recorder:
+            for _ in range(5):
+                net(torch.randn(16, 8))
+        assert not findings(recorder)
