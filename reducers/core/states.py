@@ -100,9 +100,7 @@ def check_states(reducer: object, a: State, b: State, shapes: bool = True) -> No
     if shapes:
         for key, value in a.items():
             if value.shape != b[key].shape:
-                remedy = "the kept axes must not change; keep fewer axes in the pattern, or record these shapes separately"
-                if key.rpartition("/")[2] == "payload":
-                    remedy = "what is kept beside each sample must be of one shape: pad it"
                 raise StateMismatchError(
-                    f"{reducer!r} keeps shape {tuple(value.shape)} for {key!r} so far and now met {tuple(b[key].shape)}: {remedy}"
+                    f"{reducer!r} keeps shape {tuple(value.shape)} for {key!r} so far and now met {tuple(b[key].shape)}: "
+                    "the kept axes must not change; keep fewer axes in the pattern, or record these shapes separately"
                 )

@@ -14,6 +14,7 @@ from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import check_states, require_state, to_device
+from reducers.errors import StateMismatchError
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.counting import device_best
@@ -42,6 +43,9 @@ class _ExtremeElements(Reducer):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, ids, payload = sample_inputs(self, xs)
+        if payload is not None and "payload" in state and payload.shape[1:] != state["payload"].shape[state["value"].ndim :]:
+            shapes = f"{tuple(state['payload'].shape[state['value'].ndim :])} so far and now met {tuple(payload.shape[1:])}"
+            raise StateMismatchError(f"{self!r} keeps payloads of shape {shapes}: pad them to one shape")
         if (
             self.merges_on_device and payload is None and x.numel() and "(" not in self.pattern
         ):  # without which the arranged tensor is a view

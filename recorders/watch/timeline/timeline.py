@@ -236,7 +236,7 @@ class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
             return list(self._store.ticks(db))
 
     def stored_ticks(self) -> Mapping[int, object]:
-        """All ticks, ascending, with what was stored of each: it differs if a tick was written anew."""
+        """All ticks, ascending, with what was stored of each: it differs if a tick was written anew with other numbers."""
         with self._connection.reading() as db:
             return dict(self._store.ticks(db))
 
@@ -445,11 +445,7 @@ class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
             part = names[start : start + _AT_ONCE]
             courses = self.courses((name, statistic) for name in part for statistic in statistics[name])
             for name in part:
-                yield [
-                    (shown_name(name), one, sparkline(_thinned(values)), str(len(ticks)), number(values[-1]) if values else "")
-                    for one in statistics[name]
-                    for ticks, values in [courses[name, one]]
-                ]
+                yield [_row(name, statistic, *courses[name, statistic]) for statistic in statistics[name]]
 
     def __bool__(self) -> bool:
         return True
@@ -468,6 +464,11 @@ class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
             names = self._store.series(db)
             values = zip(*self._store.numbers(db, tick, found), strict=True)
             return [Row(tick, *names[number], value) for number, value in values if number in names]
+
+
+def _row(name: str, statistic: str, ticks: Sequence[int], values: Sequence[float]) -> Sequence[str]:
+    last = number(values[-1]) if values else ""
+    return shown_name(name), statistic, sparkline(_thinned(values)), str(len(ticks)), last
 
 
 def _thinned(values: Sequence[float], width: int = 24) -> Sequence[float]:

@@ -417,3 +417,11 @@ def test_a_disabled_monitor_warns_once_and_records_no_more() -> None:
     monitors[1].clear()
     monitors[1].push(torch.ones(1, 1, 1))
     assert monitors[1].samples == 1
+
+
+def test_a_number_that_no_tensor_holds_is_left_out_with_a_warning() -> None:
+    monitor = CallMonitor(Mean())
+    with pytest.warns(RecordingWarning, match="Overflow"):
+        monitor.push(2**70)
+    monitor.push(3)
+    assert (monitor.samples, monitor.peek().item()) == (1, 3.0)

@@ -446,3 +446,10 @@ def test_calls_of_other_steps_and_gradients_that_do_not_come_are_told() -> None:
     out, gradient = map(str, recorder.report().rows)
     assert "4 recorded of 4 calls (every 2 steps; in others its hooks are off)" in out
     assert "4 recorded of 8 calls; left out: 4 no gradient will come (no_grad)" in gradient
+
+
+def test_gradients_that_nothing_accumulated_want_a_backward() -> None:
+    net = nn.Linear(3, 2)
+    with Recorder(ParameterGradientMonitor(Count(), when="accumulate")).modules(net) as recorder:
+        torch.autograd.grad(net(torch.ones(1, 3)).sum(), list(net.parameters()))
+        assert "no gradient was accumulated: call backward() while hooks are on" in str(recorder.report())

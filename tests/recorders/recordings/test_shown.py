@@ -26,7 +26,7 @@ from recorders import (
 from recorders.recorder.overhead import Overhead
 from recorders.recordings.display import ShownAsTable, brief
 from recorders.watch.diagnosis.finding import Findings, fault
-from reducers import Collect, Count, Product, Summary
+from reducers import Collect, Count, Mean, Product, Summary
 
 
 def recorder() -> Recorder:
@@ -171,3 +171,8 @@ def test_names_in_messages_are_lists_of_bounded_length() -> None:
         recording["x"]
     with pytest.raises(MergeError, match=r"and 980 more, only the second \[\]"):
         recording.merge(Recording({}))
+
+
+def test_complex_numbers_are_shown() -> None:
+    recorder = Recorder(a=CallMonitor(Mean()))
+    assert "real 1, imag 2" in str(recorder.push("a", torch.tensor([1 + 2j])))

@@ -306,3 +306,22 @@ def test_a_layer_of_several_places_has_one_range_of_all(per_channel: bool) -> No
     if per_channel:
         with pytest.raises(SelectionError, match=r"act has 2 tensors, \['', '8 channels'\]: calibration is of layers with one"):
             calibration.ranges(recording, "input", calibration.Scheme(per="channel"))
+
+
+def test_entropy_at_8_bits_of_a_sparse_tail_is_within_a_third_of_all_numbers() -> None:
+    for seed in range(3):
+        x = torch.randn(50_000, generator=torch.Generator().manual_seed(seed)).exp()
+        wanted = entropy(Distribution.of_tensor(x), 8).high.item()
+        assert 0.95 * wanted <= entropy(of_quantile(x, 7)[1], 8).high.item() <= 4 / 3 * wanted
+
+
+def test_channels_that_are_no_groups_and_layers_without_numbers_are_named() -> None:
+    net = nn.Sequential(nn.Linear(8, 2))
+    with presets.calibration(per_channel=True).modules(net, types=nn.Linear) as recorder:
+        net(torch.randn(4, 8))
+    with pytest.raises(ArgumentError, match="8 channels are no whole number of groups of 3"):
+        ranges(recorder.snapshot(), "input", Scheme(per=3))
+    with presets.calibration().modules(net, types=nn.Linear) as recorder:
+        net(torch.randn(0, 8))
+    with pytest.raises(SelectionError, match=r"input/0 has recorded no numbers: its inputs were empty"):
+        ranges(recorder.snapshot(), "input")

@@ -199,6 +199,10 @@ def test_gguf_reads_the_importance_matrix(net: Mlp, batches: list[Tensor], tmp_p
     assert len(gguf.GGUFReader(path).tensors) == 2
     with pytest.raises(SelectionError, match="no layer has a name"):
         to_imatrix(recording, path, {})
+    with pytest.raises(SelectionError, match=r"'first' and 'second' are both called 'blk\.0\.ffn_up\.weight'"):
+        to_imatrix(recording, path, dict.fromkeys(("first", "second"), "blk.0.ffn_up.weight"))
+    with pytest.raises(SelectionError, match=r"no inputs of the layers \['third'\] were recorded; there are"):
+        to_imatrix(recording, path, {"first": "blk.0.ffn_up.weight", "third": "blk.1.ffn_up.weight"})
 
 
 def test_without_gguf_the_error_says_what_to_install(net: Mlp, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:

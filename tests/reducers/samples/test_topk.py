@@ -161,3 +161,10 @@ def test_payloads_of_every_dtype() -> None:
         assert torch.equal(result["payload"].to(torch.complex64), rows.to(dtype).to(torch.complex64)[[1, 1]])
     sparse = BottomK(k=2)
     assert sparse.compute(sparse.update({}, x.to_sparse()))["value"].tolist() == [1, 2]
+
+
+def test_payloads_of_another_shape_are_to_be_padded() -> None:
+    topk = TopK("b c -> c", k=1)
+    state = topk.update({}, torch.ones(2, 2), torch.arange(2), torch.ones(2, 3))
+    with pytest.raises(StateMismatchError, match=r"payloads of shape \(3,\) so far and now met \(4,\): pad them to one shape"):
+        topk.update(state, torch.ones(2, 2), torch.arange(2), torch.ones(2, 4))

@@ -335,3 +335,14 @@ def test_another_process_reads_while_it_is_written(tmp_path: Path) -> None:
                 [sys.executable, "-c", script, str(path)], check=True, timeout=300, capture_output=True, text=True
             )
             assert eval(seen.stdout) == [(past, "loss", "mean", past + 0.5) for past in range(tick + 1)]
+
+
+def test_the_rows_of_many_names_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Timeline() as timeline:
+        timeline.append(0, {f"name {number}": {"mean": float(number), "max": 1.0} for number in range(1200)})
+        timeline.append(1, {"name 3": {"mean": 9.0}})
+        asked, courses = [], Timeline.courses
+        monkeypatch.setattr(Timeline, "courses", lambda self, keys: (asked.append(1), courses(self, keys))[1])
+        rows = [*timeline.rows_shown()[1]]
+        assert (len(rows), len(asked)) == (1200, 3)
+        assert [row[:2] + row[3:] for row in map(tuple, rows[3])] == [("name 3", "mean", "2", "9"), ("name 3", "max", "1", "1")]
