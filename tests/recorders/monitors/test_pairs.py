@@ -119,10 +119,23 @@ def test_neither_module_is_kept_alive_nor_copied() -> None:
 
 
 def test_pairs_in_nets_that_were_compiled_before_are_recorded() -> None:
-    theirs, mine = nn.Sequential(nn.Tanh()), nn.Identity()
-    compiled, x = torch.compile(theirs, backend="eager"), torch.randn(4, 3)
-    compiled(x)
-    monitor = PairMonitor(Collect(), theirs[0], mine, op_=torch.add)
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.block(x)
+            return out * 2
+
+    theirs, alike, mine, x = Net(), Net(), nn.Identity(), torch.randn(4, 3)
+    monitor = PairMonitor(Collect(), theirs.block, mine, op_=torch.add)
+    compiled = torch.compile(theirs, backend="eager")
+    torch.compile(alike, backend="eager")(x)  # a graph that fits both nets
     for _ in range(3):
         compiled(x), mine(x)
     assert monitor.samples == 3

@@ -837,13 +837,20 @@ def test_a_module_that_was_not_called_in_its_steps_was_never_called_after_them()
 
 def test_micro_batches_are_counted_in_programs_that_were_compiled_before() -> None:
     net = nn.Linear(2, 1)
-    compiled, optimizer = torch.compile(net, backend="eager"), torch.optim.SGD(net.parameters(), 0.1)
-    compiled(torch.ones(1, 2))
-    recorder = Recorder(ForwardMonitor(Collect())).modules(net).attach(optimizer)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    @torch.compile(backend="eager")
+    def loss(x: Tensor) -> Tensor:
+        out: Tensor = net(x)
+        return out.sum()
+
+    recorder = Recorder(ForwardMonitor(Collect())).modules(net)
+    loss(torch.ones(1, 2))
+    recorder.attach(optimizer)
     seen = []
     for _ in range(2):
         for _ in range(3):
-            compiled(torch.ones(1, 2)).sum().backward()
+            loss(torch.ones(1, 2)).backward()
             seen.append(recorder.clock.micro_batch)
         optimizer.step()
     assert seen == [0, 1, 2, 0, 1, 2]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from profiled import our_calls_of
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -489,10 +490,13 @@ def test_a_stream_is_not_closed_in_the_midst_of_a_batch(tmp_path: Path) -> None:
     assert (stream.batches, stream.rows) == (1, {"x": 2, "y": 2})
 
 
-def test_the_shards_that_hold_no_row_of_a_batch_are_not_asked(tmp_path: Path) -> None:
-    with Stream(tmp_path, shard_bytes=1) as stream:
-        for step in range(8):
-            stream.put("x", torch.full((2, 1), float(step)))
-    data = StreamDataset(tmp_path)
-    assert data[[15, 2, 3, 2]].flatten().tolist() == [7.0, 1.0, 1.0, 1.0]
-    assert {shard for files in data._files for shard, _ in files._readers} == {1, 7}
+def test_a_row_of_many_shards_takes_as_many_calls_as_one_of_few(tmp_path: Path) -> None:
+    calls = []
+    for shards in (2, 30):
+        with Stream(tmp_path / str(shards), shard_bytes=1) as stream:
+            for step in range(shards):
+                stream.put("x", torch.full((2, 1), float(step)))
+        data = StreamDataset(tmp_path / str(shards))
+        assert data[[2 * shards - 1, 2, 3, 2]].flatten().tolist() == [shards - 1.0, 1.0, 1.0, 1.0]
+        calls.append(our_calls_of(lambda data=data: data[3]))
+    assert calls[0] == calls[1]
