@@ -201,6 +201,7 @@ INSIDE = {
     "_forward_pre_hooks": "what nn.Module keeps hooks in; a module without it counts as one without hooks",
     "_backward_hooks": "what nn.Module keeps hooks in; without it, a copy that findings runs calls those of the user once",
     "_backward_pre_hooks": "the same",
+    "_optimizer_step_pre_hooks": "what an optimizer keeps its own hooks in; one without it counts as one that has some",
     "_distribute_module_applied": "what styles of tensor parallelism mark a module with; without the mark none is unclear",
     "_compiled_call_impl": "what module.compile() sets; without it, bisect runs what such a module compiled in eager mode only",
     "_timeout": "an attribute of the options of a backend; if it is gone, an error tells one thing less",

@@ -26,6 +26,7 @@ from reducers.kernels.precision import has_memory
 
 __all__ = [
     "CAPTURES_IN_GRAPHS",
+    "HOOKS_BEFORE_STEP",
     "MODES_STAY",
     "SCALED",
     "STEP_CODE",
@@ -238,6 +239,9 @@ at_start_of_cuda: Callable[[Callable[[], object]], object] = or_else("torch.cuda
 
 SCALED = "found_inf"
 """The attribute that a GradScaler sets of a fused optimizer while it steps."""
+
+HOOKS_BEFORE_STEP = "_optimizer_step_pre_hooks"
+"""The attribute in which an optimizer keeps its own hooks before a step."""
 
 
 def step_was_skipped(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from types import FrameType, SimpleNamespace
@@ -19,8 +20,9 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from recorders._torch import SCALED, STEP_CODE, step_was_skipped
+from recorders._torch import HOOKS_BEFORE_STEP, SCALED, STEP_CODE, hooks_ref, step_was_skipped
 from recorders._torch.compiler import break_graph, compile_always, never_trace, skip_frames
 from recorders.capture.entering import failure_of, guarded
 from recorders.capture.switching import SWITCHING
@@ -44,6 +46,7 @@ class Step(SimpleNamespace):
         clocks: the clocks that advance at the end of this step: its own, and those of the steps within it that have ended.
         inner: a weak reference to the optimizer within this step that changes the parameters in the end, and keeps their state.
         closure: whether it was given a closure; None if it was not seen to begin.
+        handle: that of the hook on the optimizer which observes after all others before the step; None if there are no others.
         usable: whether parameters may be reduced together in it.
         table: the table of the optimizer, and in `copied` and `notified` of which parameters the change is read at the end; see
             `recorders.schedule.table`.
@@ -56,6 +59,7 @@ class Step(SimpleNamespace):
     clocks: Sequence[Any] = ()
     inner: weakref.ref[Optimizer] | None = None
     closure: bool | None = None
+    handle: RemovableHandle | None = None
     usable = False
     table: Any = None
     copied: Sequence[Any] = ()
@@ -103,6 +107,9 @@ class StepsUnderWay(threading.local):
         steps, step = self.steps, Step(optimizer=weakref.ref(optimizer), frame=id(frame))
         if steps:
             calls = _calls_around(frame)
+            for other in steps:
+                if other.frame not in calls and other.handle is not None:
+                    other.handle.remove()
             steps[:] = [other for other in steps if other.frame in calls]
             step.outer = (*steps,)
         steps.append(step)
@@ -113,9 +120,12 @@ class StepsUnderWay(threading.local):
         steps, call = self.steps, id(frame)
         if not steps or (steps[-1].frame != call and all(step.frame != call for step in steps)):
             self.begin(optimizer, frame)
-        while (step := steps.pop()).frame != call:
-            pass  # a step within this one, which was interrupted
-        return step
+        while True:
+            step = steps.pop()
+            if step.handle is not None:
+                step.handle.remove()
+            if step.frame == call:
+                return step  # those before it were within this one, and were interrupted
 
 
 def _calls_around(frame: FrameType) -> list[int]:
@@ -159,6 +169,9 @@ class _Steps:
     The hooks are put on once, for good: PyTorch walks through the dictionary of hooks, and raises in the user's `step` if another
     thread, or a hook, puts one in or takes one out meanwhile.
 
+    Hooks before a step may clip the gradients, and those of one optimizer run after those of all. So if others follow, the hook
+    before a step puts one on that optimizer behind them, which observes and is taken off when the step ends.
+
     The hooks are plain Python in a compiled training too. `torch.compile(optimizer.step)` would trace the function of PyTorch that
     calls them, and so the hooks. While the hooks are on, that function runs as plain Python, and the `step` that it wraps is
     compiled. If the user compiles a function that calls `step`, its graph ends before that call, as it does in any case for those
@@ -173,7 +186,8 @@ class _Steps:
         self.told: Sequence[weakref.ref[Any]] = ()  # what counts the steps of all optimizers
         self.active = False  # whether the hooks do anything
         self.quiet: _Quiet | None = None
-        self._installed = False
+        self._hooks: Mapping[int, Any] = {}  # those before a step of any optimizer
+        self._number = 0  # that of ours
         self._seen: set[type[Optimizer]] = set()
 
     def add(self, module: nn.Module, monitor: Any, number: int) -> None:
@@ -224,9 +238,9 @@ class _Steps:
 
     def install(self) -> None:
         """Puts the hooks on, which do nothing by themselves."""
-        if not self._installed:
-            self._installed = True
-            register_optimizer_step_pre_hook(self.before)
+        if not self._hooks:
+            handle = register_optimizer_step_pre_hook(self.before)
+            self._hooks, self._number = hooks_ref(handle)(), handle.id
             register_optimizer_step_post_hook(self.after)
 
     def _activate(self) -> None:
@@ -285,8 +299,16 @@ class _Steps:
         if not self.listeners or step_was_skipped(optimizer):
             return None
         step.closure = _has_closure(args, kwargs)
+        if vars(optimizer).get(HOOKS_BEFORE_STEP, True) or next(reversed(self._hooks)) != self._number:
+            step.handle = optimizer.register_step_pre_hook(partial(self.begun, step))
+            return None
         moments = (CHANGE,) if step.closure else (CHANGE, GRADIENTS)
         return failure_of(HERE, self.tables.observe, step, optimizer, optimizer, moments)
+
+    def begun(self, step: Step, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Observes what `step` begins with, after all other hooks before it."""
+        if any(running is step for running in _under_way.steps):  # not one that raised in another thread
+            guarded(HERE, self.tables.observe, step, optimizer, optimizer, (CHANGE,) if step.closure else (CHANGE, GRADIENTS))
 
     def _end_quiet(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Takes up a quiet step within which another one begins now, if there is one."""
@@ -383,6 +405,7 @@ count_steps, stop_counting, notice_steps = _steps.count, _steps.stop_counting, _
 tell_of_each_step, tell_no_longer = _steps.tell, _steps.tell_no_longer
 
 never_trace(_Steps.before)
+never_trace(_Steps.begun)
 never_trace(_Steps.after)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from recorders import (
     Clock,
@@ -85,6 +86,48 @@ def test_only_the_optimizer_that_holds_a_parameter_counts() -> None:
     assert [monitor.samples for monitor in monitors] == [1, 0]
     second.step()
     assert [monitor.samples for monitor in monitors] == [1, 1]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_gradients_are_those_that_the_last_hook_before_a_step_leaves(everywhere: bool) -> None:
+    net = nn.Linear(3, 1, bias=False)
+    recorder = Recorder(ParameterGradientMonitor(Collect(), "weight")).modules(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+
+    handle = register_optimizer_step_pre_hook(clip) if everywhere else optimizer.register_step_pre_hook(clip)
+    try:
+        with recorder:
+            step(net, optimizer)
+            clipped = net.weight.grad.clone()
+            handle.remove()
+            step(net, optimizer)
+    finally:
+        handle.remove()
+    assert clipped.norm() < 1.1e-3 < net.weight.grad.norm()
+    assert torch.equal(recorder[0].compute(), torch.cat([clipped, net.weight.grad]))
+
+
+def test_no_hook_stays_on_an_optimizer_whose_step_ended_or_raised() -> None:
+    net = nn.Linear(3, 1)
+    recorder = Recorder(ParameterGradientMonitor(Last(), "weight")).modules(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def fail(*_: Any) -> None:
+        raise KeyError
+
+    with recorder:
+        step(net, optimizer)
+        assert not optimizer._optimizer_step_pre_hooks
+        handle = optimizer.register_step_pre_hook(fail)
+        with pytest.raises(KeyError):
+            step(net, optimizer)
+        handle.remove()
+        step(net, optimizer)
+        assert not optimizer._optimizer_step_pre_hooks
+    assert recorder[0].samples == 2
 
 
 def test_frozen_and_unused_parameters_have_no_gradient_and_are_no_error() -> None:
