@@ -184,10 +184,11 @@ def total(x: Tensor, axes: tuple[int, ...], caller: str, wraps: bool = False) ->
     """Return `reduce_finite` with the sum over `axes` in the `wide_dtype`; the reduced axes stay, with length 1.
 
     Args:
-        wraps: sum int64 in int64, which wraps around; otherwise in the dtype of `real`, as two elements may exceed int64.
+        wraps: sum all integers in int64, which wraps around; otherwise those of 32 bits or more in the dtype of `real`, as two
+            elements of int64, or 2**31 of uint32, may exceed int64.
     """
     wide = wide_dtype(x, caller)
-    if x.dtype is torch.int64 and not wraps:
+    if wide is torch.int64 and x.dtype.itemsize >= 4 and not wraps:
         wide = real(x[:0]).dtype if x.ndim else real(x).dtype
     return reduce_finite(x, lambda part: part.sum(dim=axes, keepdim=True, dtype=wide))
 

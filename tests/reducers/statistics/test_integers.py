@@ -112,3 +112,12 @@ def test_a_state_that_was_saved_with_an_integer_sum_goes_on() -> None:
     Mean().check(before)
     after = Mean().update(before, torch.tensor([3, 6]))
     assert Mean().compute(after).item() == 15 / 4
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 4], ids=str)
+def test_a_mean_of_more_integers_than_int64_can_add_up(dtype: torch.dtype) -> None:
+    for number in (torch.iinfo(dtype).min, torch.iinfo(dtype).max):
+        state = Mean().update({}, torch.tensor([number] * 4).to(dtype))
+        for _ in range(32):  # as 2**34 elements
+            state = Mean().merge(state, state)
+        assert Mean().compute(state).item() == number
