@@ -50,14 +50,15 @@ def copied(monitor: Any, functions: tuple[Callable[[Any, int], Any], ...]) -> tu
 
 
 def merged(monitor: Any, states: Mapping[str, State], other: Subrecording) -> Subrecording:
-    """These states of a monitor, merged with those of `other`.
+    """These states of a monitor, merged with those of `other`; if they are none, `other` as this monitor resumes it.
 
     Raises:
         MergeError: the reducers or the states do not fit.
     """
     theirs = replace(other, reducer=monitor.reducer) if other.reducer is None else other
+    mine = Subrecording(monitor.reducer, dict(states), placement=_placement(monitor.buffer, states))
     try:
-        return Subrecording(monitor.reducer, dict(states)).merge(theirs)
+        return mine.merge(theirs)
     except Exception as error:
         raise MergeError(f"{monitor.describe()}: {error}") from error
 

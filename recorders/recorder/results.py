@@ -12,7 +12,7 @@ from recorders._torch import plainly
 from recorders.capture.layouts import warn_before_merge
 from recorders.errors import MergeError, NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
-from recorders.monitors.snapshots import resume
+from recorders.monitors.snapshots import merged, resume
 from recorders.recorder.report import warned_of_left_out
 from recorders.recordings.display import Names, Rows, ShownAsTable
 from recorders.recordings.distributed.sharded import load_own, save_sharded
@@ -245,7 +245,7 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
             raise
         check_same_names(self, recording, "this recorder", "the recording")
         for name, monitor in self.items():
-            monitor.check_merge(recording[name])
+            merged(monitor, {}, recording[name])  # which raises if it does not fit
         resume((monitor, recording[name]) for name, monitor in self.items())
         if recording.step is not None:
             self._clock.step = recording.step

@@ -361,6 +361,10 @@ def resumed(place: Place, folder: str) -> Any:
     recorder.save(f"{folder}/{place[0]}")
     fresh = recorder_of(spread(net(), "fsdp2", mesh_of(place, 4))).resume(f"{folder}/{place[0]}")
     assert fresh["value/0"].snapshot().placement == recorder["value/0"].snapshot().placement
+    again = fresh.compute()
+    torch.testing.assert_close(fresh.resume(f"{folder}/{place[0]}").compute(), again)  # in place of what is there
+    assert recorder.merge(fresh)["value/0"].samples == 2 * fresh["value/0"].samples  # each rank what it has of it
+    recorder.resume(f"{folder}/{place[0]}")
     return [type(part).__name__ for part in (recorder.sync(), fresh.sync())], places(fresh.sync()) == places(recorder.sync())
 
 

@@ -27,7 +27,7 @@ from recorders import (
 )
 from recorders.errors import MergeError, NotARecordingError, RecordingNotFoundError, RecordingWarning
 from recorders.recordings.storage.commit import Commit
-from reducers import EMA, Count, Mean, Moments, Norm, Product, Quantile, Summary
+from reducers import EMA, Count, Mean, Moments, Norm, Product, Quantile, Scan, Summary
 
 STEPS, AT = 23, 9
 
@@ -59,6 +59,22 @@ def test_resumed_is_uninterrupted(tmp_path: Path, kind: str, reducer: Any, layou
     for name, monitor in apart.recorder.items():  # that was never saved: all but the rounding
         assert monitor.samples == whole.recorder[name].samples
         laws.close(monitor.leaves(), whole.recorder[name].leaves(), rtol=1e-9, atol=1e-12)
+
+
+def test_what_was_recorded_before_a_resume_is_replaced_whatever_it_is(tmp_path: Path) -> None:
+    recorder = Recorder(scan=CallMonitor(Scan(torch.add, initial=0.0)), shape=CallMonitor(Mean("c -> c")))
+    for row, scale in ((torch.ones(3), 1.0), (torch.ones(5), 2.0)):
+        with recorder:
+            recorder["scan"].push(row * scale)
+            recorder["shape"].push(row * scale)
+        recorder.save(tmp_path / str(len(row)))
+        saved = recorder.compute()
+        recorder.reset()
+    with recorder:
+        recorder["shape"].push(torch.ones(3))
+        recorder["scan"].push(torch.ones(3))
+    recorder.resume(tmp_path / "5")
+    torch.testing.assert_close(recorder.compute(), saved)
 
 
 @pytest.mark.parametrize("kind", KINDS)
