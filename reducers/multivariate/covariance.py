@@ -290,8 +290,8 @@ class CrossCovariance(PairStatistic):
             "count": count,
             "nonfinite": a["nonfinite"] + b["nonfinite"],
             "m2": torch.addr(a["m2"] + b["m2"], x, y * weight),
-            "m2_x": torch.addcmul(a["m2_x"] + b["m2_x"], x.square(), weight),
-            "m2_y": torch.addcmul(a["m2_y"] + b["m2_y"], y.square(), weight),
+            "m2_x": torch.addcmul(a["m2_x"] + b["m2_x"], x, x * weight),
+            "m2_y": torch.addcmul(a["m2_y"] + b["m2_y"], y, y * weight),
             "mean_x": join_means(a["mean_x"], b["mean_x"], share),
             "mean_y": join_means(a["mean_y"], b["mean_y"], share),
         }

@@ -101,6 +101,7 @@ class CKA(PairStatistic):
     def _recentred(self, state: State, by: Mapping[str, Tensor]) -> State:
         """Return the sums about another centre, `sum f(x + d)`, for deviations x that sum to 0 and d = mean - centre."""
         count = real(state["count"])
+        by = {name: torch.where(count > 0, distance, 0.0) for name, distance in by.items()}  # its square may overflow
         sums = {a + b: torch.addr(state[a + b], by[a], by[b] * count) for a, b in _PAIRS}
         if not self.unbiased:
             return sums

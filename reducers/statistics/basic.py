@@ -82,7 +82,7 @@ class Mean(Statistic):
     """Arithmetic mean of all finite elements; each element has the same weight, in batches of any size.
 
     The state holds the count and the sum: an exact int64 of integers of up to 16 bits, and float64 of all others. So the sum of
-    int32 and int64 is exact up to 2**53, and rounded as float64 beyond. Kernels for GPUs add float32 and narrower numbers in float32
+    int32 and int64 is exact up to 2**53, and rounded as float64 beyond. Kernels for GPUs add float32 and narrower floats in float32
     within a tile: there the error of the mean is below 1e-6 of the mean magnitude.
 
     Returns:

@@ -77,23 +77,15 @@ def join_moments(a: State, b: State) -> State:
     number = count.clamp(min=1).to(a["m2"].dtype)
     share_b = b["count"] / number
     delta = b["mean"] - a["mean"]
-    square = (delta * delta.conj()).real  # of its magnitude
-    joined = {
-        "count": count,
-        "mean": torch.addcmul(a["mean"], delta, share_b),
-        "m2": torch.addcmul(a["m2"] + b["m2"], square, share_b * a["count"]),
-    }
+    spread = (delta * (share_b * a["count"]) * delta.conj()).real  # in this order 0 beside no element, however far its mean
+    joined = {"count": count, "mean": torch.addcmul(a["mean"], delta, share_b), "m2": a["m2"] + b["m2"] + spread}
     if "m3" in a:
         share_a = a["count"] / number
-        product = share_b * share_a
-        joined["m3"] = (
-            a["m3"]
-            + b["m3"]
-            + delta * (3 * (share_a * b["m2"] - share_b * a["m2"]) + square * count * product * (share_a - share_b))
-        )
+        lean = 3 * (share_a * b["m2"] - share_b * a["m2"]) + spread * (share_a - share_b)
+        joined["m3"] = a["m3"] + b["m3"] + delta * lean
     if "m4" in a:
-        spread = 6 * (share_a * share_a * b["m2"] + share_b * share_b * a["m2"]) + square * count * product * (1 - 3 * product)
-        joined["m4"] = a["m4"] + b["m4"] + delta * (4 * (share_a * b["m3"] - share_b * a["m3"]) + delta * spread)
+        squares = 6 * (share_a * share_a * b["m2"] + share_b * share_b * a["m2"]) + spread * (1 - 3 * share_a * share_b)
+        joined["m4"] = a["m4"] + b["m4"] + delta * (4 * (share_a * b["m3"] - share_b * a["m3"]) + delta * squares)
     return joined
 
 

@@ -20,7 +20,7 @@ from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import DTypeError
 from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.dispatch import weigh
-from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
+from reducers.kernels.precision import nan_capable, real, wide_float
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
@@ -181,7 +181,7 @@ class WeightedMoments(_Weighted):
             "weight": weight.squeeze(axes),
             "squares": weights.square().sum(dim=axes),
             "mean": mean.squeeze(axes),
-            "m2": (weights * abs_squared(x - mean)).sum(dim=axes),
+            "m2": _weighted_squares(weights, x - mean).sum(dim=axes),
         }
 
     def join(self, a: State, b: State) -> State:
@@ -191,7 +191,7 @@ class WeightedMoments(_Weighted):
         return {
             **joined,
             "mean": a["mean"] + delta * share,
-            "m2": a["m2"] + b["m2"] + abs_squared(delta) * share * a["weight"],
+            "m2": a["m2"] + b["m2"] + _weighted_squares(share * a["weight"], delta),
         }
 
     def compute(self, state: State) -> Result:
@@ -206,3 +206,8 @@ class WeightedMoments(_Weighted):
             "var": var,
             "std": var.sqrt(),
         }
+
+
+def _weighted_squares(weights: Tensor, distance: Tensor) -> Tensor:
+    """Return weighted squared magnitudes: 0 if the weight is, even if the square overflows."""
+    return (weights * distance * distance.conj()).real

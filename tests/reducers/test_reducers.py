@@ -8,17 +8,21 @@ import laws
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case
+from cases import CASES, Case, halves
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from names import name_of
 
 import reducers.kernels.chunks
 from reducers import (
+    CKA,
     Activity,
     ArgumentError,
     BottomK,
     Collect,
     Count,
+    Covariance,
+    CrossCovariance,
     DTypeError,
     EmptyStateError,
     First,
@@ -28,6 +32,7 @@ from reducers import (
     Min,
     Moments,
     Norm,
+    Premap,
     Reducer,
     ReducerTypeError,
     Reservoir,
@@ -35,6 +40,7 @@ from reducers import (
     Sum,
     Summary,
     TopK,
+    WeightedMoments,
 )
 from reducers.kernels.chunks import pieces
 
@@ -193,6 +199,30 @@ def test_holes_do_not_outlast_their_batch(case: Case) -> None:
     holes = torch.full_like(x, float("nan"))
     for name, value in laws.flat(case.reducer.compute(laws.run(case.reducer, [x, holes, x]))).items():
         assert torch.isfinite(value).all(), name
+
+
+def of_equal_weights(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x, torch.ones(len(x), dtype=torch.float64)
+
+
+SQUARED = (
+    *(Moments(), Moments("b c -> c", order=4), Summary(), Covariance(), Premap(WeightedMoments("b c -> c"), of_equal_weights)),
+    *(Premap(reducer, halves) for reducer in (CrossCovariance(), CKA(), CKA(unbiased=True))),
+)
+COMPLEX_SQUARED = (SQUARED[0], SQUARED[4])
+
+
+@pytest.mark.parametrize(
+    ("reducer", "number"), [*((one, 1e160) for one in SQUARED), *((one, 1e160j) for one in COMPLEX_SQUARED)], ids=name_of
+)
+def test_holes_beside_numbers_whose_squares_overflow(reducer: Reducer, number: complex) -> None:
+    huge = torch.full((4, 4), number, dtype=torch.complex128 if isinstance(number, complex) else torch.float64)
+    holes = torch.full_like(huge, float("nan"))
+    wanted, of_holes = reducer.update({}, huge), reducer.update({}, holes)
+    assert all(torch.isfinite(value).all() for value in wanted.values())
+    whole = reducer.update({}, torch.cat((huge, holes)))
+    for found in (reducer.merge(wanted, of_holes), reducer.merge(of_holes, wanted), whole):
+        laws.same_bits(*({key: value for key, value in one.items() if key not in ("nonfinite", "nan")} for one in (found, wanted)))
 
 
 # Edges

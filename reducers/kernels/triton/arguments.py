@@ -44,7 +44,7 @@ Arguments = tuple[tuple[int, int, int], tuple[int | None, ...], dict[str, Any]]
 
 
 def takes_columns(dtype: torch.dtype, columns: Iterable[str]) -> bool:
-    """Return whether the kernels compute these columns of a dtype: a `sum` of int32 or int64 may exceed int64, in which they add."""
+    """Return whether the kernels compute these columns of a dtype: a `sum` of int32 or int64 may exceed their int64."""
     return dtype in DTYPES and are_computed({*columns}) and not (dtype in (torch.int32, torch.int64) and "sum" in columns)
 
 

@@ -551,7 +551,7 @@ def join_weighted(
             earlier = tl.load(mean_old + column, mask=inside, other=0)
             delta = mean - earlier
             mean = earlier + delta * share
-            m2 += tl.load(m2_old + column, mask=inside, other=0) + delta * delta * share * before
+            m2 += tl.load(m2_old + column, mask=inside, other=0) + delta * (share * before) * delta
         tl.store(mean_out + column, mean, mask=inside)
         tl.store(m2_out + column, m2, mask=inside)
     tl.store(nonfinite_out + column, others, mask=inside)

@@ -384,3 +384,13 @@ def test_what_the_weighted_kernels_do_not_take_is_left_to_plain_operations(taken
     assert state["mean"].is_complex()
     assert moments.update(state, x, weights)["mean"].is_complex()  # a state that the kernels do not join
     taken.clear()
+
+
+def test_no_weight_beside_numbers_whose_squares_overflow(taken: list[Any]) -> None:
+    moments, huge, weights = WeightedMoments("b c -> c"), torch.full((4, 3), 1e160, dtype=torch.float64), torch.ones(4)
+    wanted, nothing = moments.update({}, huge, weights), moments.update({}, torch.full_like(huge, float("nan")), weights)
+    for found in (moments.update(wanted, huge * float("nan"), weights), moments.update(nothing, huge, weights)):
+        assert found["m2"].eq(0).all()
+        assert found["mean"].eq(huge[0]).all()
+    assert len(taken) == 4
+    assert None not in taken
