@@ -13,7 +13,7 @@ from reducers.core.fields import Reduction
 from reducers.core.inputs import observation_with
 from reducers.core.reducer import Reducer, check_reducer, check_size
 from reducers.core.states import check_states, require_state, to_device, tree_map
-from reducers.errors import ReducerTypeError
+from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.merging import stack
 from reducers.state import Nonfinite, Result, State
 
@@ -40,7 +40,8 @@ class GroupBy(Reducer):
 
     Raises:
         ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or the labels are not integers.
-        ArgumentError: `groups` is not an integer from 1 up, or the labels do not broadcast to the observation.
+        ArgumentError: `groups` is not an integer from 1 up, the labels do not broadcast to the observation, or without `groups`
+            there is one that int64 does not hold.
 
     >>> import torch
     >>> from reducers import Mean
@@ -72,6 +73,12 @@ class GroupBy(Reducer):
             raise ReducerTypeError(f"{self!r} takes labels that are integers and got {labels.dtype}")
         if x.numel() == 0:
             return state
+        labels, dtype = labels.to(torch.int64), labels.dtype  # uint64 beyond int64 becomes negative, which is in no group either
+        if self.groups is None and dtype is torch.uint64 and len(beyond := labels[labels < 0]):
+            raise ArgumentError(
+                f"{self!r} got the uint64 label {2**64 + int(beyond.max())}, which int64 does not hold: give `groups`, and larger "
+                "labels are in no group"
+            )
         # a growing number of groups keeps an empty last group, from which later groups start
         rows = max(int(labels.max()) + 1, 0) + 1 if self.groups is None else self.groups
         masks = [(labels == group).expand(x.shape) for group in range(rows)]

@@ -290,6 +290,25 @@ def test_groups_grow_with_the_labels() -> None:
     laws.same_bits(experts.compute(experts.merge(nobody, later))["load"], experts.compute(later)["load"])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("groups", [None, 2, 301])
+def test_labels_of_any_integers(dtype: torch.dtype, groups: int | None) -> None:
+    outer = GroupBy(Sum(), groups)
+    labels = torch.tensor([0, 1, 1, 45]).to(dtype)
+    found = outer.compute(outer.update({}, torch.tensor([1.0, 2.0, 3.0, 4.0]), labels))
+    wanted = torch.zeros(max(len(found), 46), dtype=torch.float64).index_add(
+        0, labels.long(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+    )
+    assert found.equal(wanted[: len(found)])
+
+
+def test_labels_that_int64_does_not_hold() -> None:
+    x, labels = torch.ones(3), torch.tensor([2**64 - 1, 2**63, 1], dtype=torch.uint64)
+    assert GroupBy(Count(), 2).compute(GroupBy(Count(), 2).update({}, x, labels)).tolist() == [0, 1]
+    with pytest.raises(ArgumentError, match="the uint64 label 18446744073709551615, which int64 does not hold: give `groups`"):
+        GroupBy(Count()).update({}, x, labels)
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), cut=st.integers(0, 5))
 def test_growing_groups_merge_as_fixed_ones(seed: int, cut: int) -> None:
