@@ -158,6 +158,7 @@ class _Walk:
     def _kinds(self, module: nn.Module) -> tuple[bool, bool]:
         """Whether a layer in the module settles an axis, and whether one is for tokens."""
         if id(module) not in self._known:
+            self._known[id(module)] = False, False  # a module may hold one that holds it
             own = own_axis(module)
             inside = [(own is not None, own == -1 and not isinstance(module, nn.Linear)), *map(self._kinds, _children(module))]
             self._known[id(module)] = any(settles for settles, _ in inside), any(tokens for _, tokens in inside)

@@ -30,7 +30,8 @@ class ForwardMonitor(Monitor):
     """Records what a module returns. Operands: output, inputs.
 
     The inputs are the tensor itself if the call had one, a tuple if it had several, a dict if some were keywords, and None if it
-    had none. Forwards that activation checkpointing runs again during backward are not recorded twice.
+    had none. They are as the module leaves them: `ReLU(inplace=True)` has changed its input; `ForwardInputMonitor` gets it before.
+    Forwards that activation checkpointing runs again during backward are not recorded twice.
 
     >>> import torch
     >>> from reducers import Mean

@@ -180,8 +180,9 @@ class _Shapes(Buffer):
 
 
 def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    drawn = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # all is on the meta device, but for the net's own
     for net in nets:
-        with torch.enable_grad(), torch.random.fork_rng():
+        with torch.enable_grad(), torch.random.fork_rng(drawn):
             outputs = [tensor for _, tensor in leaves(net(*args, **kwargs)) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward([tensor.sum() for tensor in outputs])

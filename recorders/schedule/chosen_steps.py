@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
+from recorders.capture.entering import PASSED_ON
 from recorders.capture.switching import SwitchedHooks
-from recorders.errors import MonitorError
 
 __all__ = ["Chosen", "StepGroup", "Steps", "as_steps", "shown_steps"]
 
@@ -64,16 +64,16 @@ class StepGroup:
         if self.steps is None:
             self._since += (step + count) // self.every_step - step // self.every_step
 
-    def notify(self, step: int) -> MonitorError | None:
+    def notify(self, step: int) -> Exception | None:
         """Switches the monitors and their hooks; returns the first error that a monitor raised."""
-        failed: MonitorError | None = None
+        failed: Exception | None = None
         self.notified = None  # if this call is interrupted, the next step notifies the monitors again
         if self.due:
             self.hooks.on()
         for monitor in list(self.monitors):
             try:
                 monitor.switch(self.due, self.error)
-            except MonitorError as error:
+            except PASSED_ON as error:
                 failed = failed or error
         if not self.due:
             self.hooks.off(self.monitors, step)

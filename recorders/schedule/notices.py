@@ -75,14 +75,19 @@ class StandingClock:
     def __init__(self, clock: Any, net: nn.Module) -> None:
         self.clock, self._net, self._step = weakref.ref(clock), weakref.ref(net), clock.step
         self._stepped: weakref.ref[Optimizer] | None = None
+        self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that do not train it
 
     def look(self, optimizer: Optimizer) -> None:
         """Called at the end of each step of any optimizer."""
         clock, net = self.clock(), self._net()
         if clock is None or net is None or clock.step != self._step or not clock.expected:
             notices.remove(self)
+        elif optimizer in self._others:
+            return
+        elif self._stepped is None and not _trains(optimizer, [net]):
+            self._others.add(optimizer)
         elif self._stepped is None:
-            self._stepped = weakref.ref(optimizer) if _trains(optimizer, [net]) else None
+            self._stepped = weakref.ref(optimizer)
         elif self._stepped() is optimizer:
             notices.remove(self)
             clock.told = True

@@ -107,6 +107,14 @@ def test_equal_monitors_share_a_place_and_added_ones_know_the_net() -> None:
     assert recorder["mine"].reducer == Moments("b c ... -> c")
 
 
+def test_a_module_that_holds_its_owner_has_channels() -> None:
+    net = tokens()
+    net[1].owner = net
+    recorder = Recorder(ForwardMonitor(Mean("channels"))).modules(net, types=nn.LayerNorm)
+    net[2](torch.ones(2, 6))
+    assert recorder[0].peek().shape == (6,)
+
+
 def test_compiled_graphs_record_channels() -> None:
     net = tokens()
     recorder = Recorder(ForwardMonitor(Mean("channels"))).modules(torch.compile(net, backend="eager", fullgraph=True))

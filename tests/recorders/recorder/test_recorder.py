@@ -413,6 +413,16 @@ def test_find_gives_the_subrecorders_on_a_module() -> None:
     assert recorder.find(model[1]) == {}
 
 
+def test_a_plan_asks_for_the_random_state_of_no_device_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("a device was asked"))
+    model = nn.Dropout()
+    recorder = Recorder(ForwardMonitor(Sum())).modules(model)
+    before = torch.get_rng_state()
+    assert recorder.plan(torch.ones(2, 3)).rows[0].shapes == {"": (2, 3)}
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_monitors_of_modules_outside_the_net_are_planned_reported_and_saved(tmp_path: Path) -> None:
     model, other = net(), nn.Linear(3, 1)
     recorder = Recorder(ForwardMonitor(Count())).modules(model, types=nn.ReLU).add("other", ForwardMonitor(Sum()), other)

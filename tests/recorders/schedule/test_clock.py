@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -744,6 +745,37 @@ def test_compiled_cadence_records_the_same_as_eager() -> None:
         assert monitor.samples == results[1][name].samples == 4
         for key, value in monitor.state.items():
             torch.testing.assert_close(value, results[1][name].state[key])
+
+
+def test_all_monitors_of_a_choice_that_fails_are_told_though_warnings_are_errors() -> None:
+    def choose(step: int) -> bool:
+        if step:
+            raise KeyError(step)
+        return True
+
+    net = Net()
+    recorder = Recorder(a=ForwardMonitor(Mean(), steps=choose), b=ForwardMonitor(Max(), steps=choose)).modules(net, names="first")
+    with pytest.raises(RecordingWarning, match="KeyError"):  # pytest makes errors of them
+        recorder.step()
+    assert all("KeyError" in (monitor.last_error or "") for monitor in recorder.values())
+
+
+def test_an_optimizer_that_trains_no_recorded_net_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, other, looked = Net(), Net(), Counter[nn.Module]()
+    parameters = nn.Module.parameters
+
+    def counted(module: nn.Module, recurse: bool = True) -> Any:
+        looked[module] += 1
+        return parameters(module, recurse)
+
+    recorder = Recorder(ForwardMonitor(Mean(), every_step=2)).modules(net)
+    optimizers = sgd(other), sgd(net)
+    monkeypatch.setattr(nn.Module, "parameters", counted)
+    with recorder:
+        train(other, optimizers[0], 5)
+        assert looked[net] == 1
+        with pytest.warns(RecordingWarning, match="stands at step 0 still"):
+            train(net, optimizers[1], 2)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
