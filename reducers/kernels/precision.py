@@ -88,8 +88,8 @@ def real_or_complex(x: Tensor) -> Tensor:
 
 
 def nan_capable(x: Tensor) -> Tensor:
-    """Return `x` in a dtype that has NaN and arithmetic: integers as `real` does, float8 as float32."""
-    return _upcast_float8(real_or_complex(x))
+    """Return `x` in a dtype that has NaN and arithmetic: integers as `real` does, float8 as float32, complex32 as complex64."""
+    return _upcast(real_or_complex(x))
 
 
 def comparable(x: Tensor, caller: str) -> Tensor:
@@ -116,7 +116,7 @@ def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return `x` with non-finite values replaced by zero, and the mask of the finite ones (None if all are finite)."""
     if not (x.is_floating_point() or x.is_complex()):
         return x, None
-    x = _upcast_float8(x)
+    x = _upcast(x)
     if can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()):
         return x, None
     mask = _is_finite(x)
@@ -134,8 +134,7 @@ def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float 
     """
     if not (x.is_floating_point() or x.is_complex()):
         return x, None, reduction(x)
-    if x.dtype.itemsize == 1:
-        x = _upcast_float8(x)
+    x = _upcast(x)
     if can_read_values(x):
         reduced = reduction(x)
         if is_finite(reduced):
@@ -175,8 +174,10 @@ def has_memory(x: Tensor) -> bool:
     return True
 
 
-def _upcast_float8(x: Tensor) -> Tensor:
-    # torch has almost no float8 arithmetic
+def _upcast(x: Tensor) -> Tensor:
+    # torch has almost no arithmetic of float8 and complex32
+    if x.dtype is torch.complex32:
+        return x.to(torch.complex64)
     return x.float() if x.dtype.itemsize == 1 else x
 
 
@@ -256,7 +257,7 @@ def count_nonfinite(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None
     On the CPU a sum tells first whether there are any.
     """
     floats = x.is_floating_point() or x.is_complex()
-    x = _upcast_float8(x)
+    x = _upcast(x)
     if not floats or (can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum())):
         return torch.zeros_like(count_of(x, None, axes))
     other = ~_is_finite(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import laws
 import numpy as np
@@ -26,7 +27,10 @@ from reducers import (
     DTypeError,
     EmptyStateError,
     First,
+    FirstNonfinite,
+    Idle,
     Last,
+    Masked,
     Max,
     Mean,
     Min,
@@ -36,6 +40,7 @@ from reducers import (
     Reducer,
     ReducerTypeError,
     Reservoir,
+    Sparsity,
     StateMismatchError,
     Sum,
     Summary,
@@ -150,6 +155,20 @@ def test_float8_may_hold_nan() -> None:
     assert result(Summary(), x)["nan"].item() == 1
     assert result(Count(), x).item() == 1
     assert result(Mean(), x).item() == 1
+
+
+OF_COMPLEX = (Count(), Sum(), Mean(), Moments(), Norm(), Norm(p=0), Sparsity(), Activity(), Idle(), FirstNonfinite())
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("reducer", [replace(one, pattern="b c -> c") for one in OF_COMPLEX], ids=str)
+def test_complex_halves_are_reduced_as_wider_ones(reducer: Reducer) -> None:
+    x = torch.tensor([[1 + 2j, 0j], [complex(math.nan, 1), 3e4 + 3e4j], [complex(1, -math.inf), 3e4 + 3e4j]])
+    mask = torch.tensor([[True, True], [False, True], [True, False]])
+    narrow, wide = ([one, one[:1]] for one in (x.to(torch.complex32), x))
+    laws.close(result(reducer, *narrow), result(reducer, *wide))
+    selected = [Masked(reducer).update({}, one, mask) for one in (narrow[0], wide[0])]
+    laws.close(*map(reducer.compute, selected))
 
 
 @pytest.mark.parametrize("reducer", [Min(), Max(), Summary()], ids=str)
