@@ -180,7 +180,8 @@ class _Shapes(Buffer):
 
 
 def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    drawn = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # all is on the meta device, but for the net's own
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    drawn = [torch.cuda.current_device()] if used else []  # all is on the meta device, but for what the net itself makes
     for net in nets:
         with torch.enable_grad(), torch.random.fork_rng(drawn):
             outputs = [tensor for _, tensor in leaves(net(*args, **kwargs)) if tensor.requires_grad]

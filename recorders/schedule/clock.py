@@ -13,7 +13,6 @@ from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
 from recorders.capture.renewal import hooks_are_on
 from recorders.capture.switching import SwitchedHooks, put_back, remove
-from recorders.errors import MonitorError
 from recorders.graphs.sinks import new_sink
 from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.notices import watch_clock
@@ -153,7 +152,7 @@ class Clock:
         """Sets the step, and switches the groups for which the decision has changed."""
         self._move(step)
         self.micro_batch = 0
-        failed: MonitorError | None = None
+        failed: Exception | None = None
         any_due = False
         for group in self._groups:
             group.decide(step, self.cadence)
