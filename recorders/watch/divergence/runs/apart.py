@@ -149,10 +149,20 @@ class Apart:
     def of(self, role: str, module: str) -> Tensor:
         """The largest relative distance of what the module has in this role, [steps]; NaN if nothing is known."""
         gaps = self.by_role.get(role, {}).get(module, {})
-        return largest((self.relative(role, module, gap) for gap in gaps.values()), len(self.steps))
+        return largest((self.relative(TrackName(role, module, leaf), gap) for leaf, gap in gaps.items()), len(self.steps))
 
-    def relative(self, role: str, module: str, gap: Gap) -> Tensor:
-        """The relative distance of one tensor; gradients that cancel are compared with what reaches the module."""
+    def relative(self, place: TrackName, gap: Gap) -> Tensor:
+        """The relative distance of one tensor; gradients that cancel are compared with what reaches the module.
+
+        Buffers are compared with numbers as large as those that the module gets: a running mean of these may be close to 0.
+        """
+        role, module, _ = place
+        if role == "buffer":
+            inputs = self.by_role.get("input", {}).get(module, {}).items()
+            counts = {leaf: self.a.tracks[TrackName("input", module, leaf)].count for leaf, _ in inputs}
+            own = int(self.a.tracks[place].count.max()) if len(self.a.tracks[place]) else 0
+            sizes = [came.length * math.sqrt(own / max(int(counts[leaf].max()), 1)) for leaf, came in inputs if len(counts[leaf])]
+            return gap.relative(or_zero(largest(sizes, len(self.steps))))
         if role not in _GRADIENTS:
             return gap.relative()
         floor = _TINY * self._largest_gradient(role)

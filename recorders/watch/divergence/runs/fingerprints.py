@@ -34,8 +34,9 @@ def fingerprints(every: int = 1, k: int = 64) -> Recorder:
     """A recorder of a digest and a sketch of everything that a training computes, for `divergence` and `recorders diff`.
 
     Of each module these are its inputs, its outputs and their gradients; of each parameter its value and its gradient before a
-    step, and after the first one what the optimizer keeps for it. Forwards count in training mode and with gradients on. The steps
-    are those of the first optimizer that steps::
+    step, and after the first one what the optimizer keeps for it; of each buffer its value after a step, but for whole numbers that
+    stand alone, which count. Forwards count in training mode and with gradients on. The steps are those of the first optimizer
+    that steps::
 
         with presets.fingerprints().modules(net) as recorder:
             train(net)
@@ -49,7 +50,8 @@ def fingerprints(every: int = 1, k: int = 64) -> Recorder:
         A recorder.
         Results are those of `reducers.Fingerprints`, with a row for each observation: of `input/layer`, `output/layer`,
         `gradient/layer` and `input_gradient/layer`; for each parameter of `weights/layer`, its `gradient` and `value`; of
-        `before/layer` and `after/layer`, the parameters before and after the steps; of `states`, what the optimizer keeps.
+        `before/layer` and `after/layer`, the parameters before and after the steps; of `states`, what the optimizer keeps, and of
+        `buffers`, by the names of parameters and buffers in the net.
         `steps`, [steps, 21], has facts of each optimizer step.
 
     Raises:
@@ -73,6 +75,7 @@ def fingerprints(every: int = 1, k: int = 64) -> Recorder:
         after=ParameterMonitor(listed, **apart),
         steps=StepMonitor(Collect(), every_step=every),
         states=OptimizerMonitor(listed, op_=_states, **apart),
+        buffers=OptimizerMonitor(listed, op_=_buffers, every_step=every),
     )
 
 
@@ -88,3 +91,8 @@ def _states(optimizer: Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]
         if isinstance(kept, dict):
             found[name] = {key: value for key, value in kept.items() if isinstance(value, Tensor) and isinstance(key, str)}
     return found if any(found.values()) else None
+
+
+def _buffers(optimizer: Optimizer, net: nn.Module) -> dict[str, Tensor] | None:
+    """The buffers of the net by name, but for counts, such as that of batches; None if there are none."""
+    return {name: buffer for name, buffer in net.named_buffers() if buffer.ndim or buffer.is_floating_point()} or None

@@ -10,7 +10,7 @@ from torch import Tensor
 from recorders.watch.divergence.runs.apart import Apart, largest, or_zero
 from recorders.watch.divergence.runs.run import RunTracks, TrackName
 
-__all__ = ["holders", "switched"]
+__all__ = ["addends", "holders", "switched"]
 
 _TURNS = 4.0
 """How many times the square root of the share of its elements that turn may a gradient be apart. It bounds what one turns, too."""
@@ -50,3 +50,10 @@ def holders(run: RunTracks) -> Mapping[TrackName, Sequence[str]]:
             values = () if value is None or value.digest is None else tuple(value.digest.tolist())
             by_digests.setdefault((tuple(gradient.digest.tolist()), values), []).append(place)
     return {place: [one.module for one in places] for places in by_digests.values() for place in places}
+
+
+def addends(run: RunTracks, place: TrackName) -> float:
+    """Of how many samples the gradient of a parameter is the sum, as that of a bias."""
+    reaches = [int(track.count.max()) for track in run.of("gradient", place.module).values() if len(track)]
+    own = run.tracks[place].count
+    return max(reaches, default=0) / max(int(own.max()), 1) if len(own) else 1.0

@@ -174,7 +174,7 @@ def _one_leaf(a: RunTracks, b: RunTracks, modules: Mapping[str, str], places: di
     by_place: list[dict[tuple[str, str], list[TrackName]]] = [{}, {}]
     for run, found in zip((a, b), by_place, strict=True):
         for place in run.tracks:
-            if place.role not in _WEIGHTS:
+            if place.role not in (*_WEIGHTS, "buffer"):
                 found.setdefault((place.role, place.module), []).append(place)
     for (role, module), own in by_place[0].items():
         others = by_place[1].get((role, modules.get(module, "")), []) if module in modules else []

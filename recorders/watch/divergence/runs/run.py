@@ -153,10 +153,10 @@ def _of_recording(recording: Recording) -> RunTracks:
 def _place(part: Subrecording, module: str, leaf: str, group: str) -> TrackName:
     """What a leaf of a subrecording is of."""
     role = _ROLES.get(part.monitor, part.monitor)
-    if part.monitor == "OptimizerMonitor":  # its leaf is the name of a parameter in the net, and of what is kept for it
-        parameter, _, key = leaf.rpartition(".")
-        module, _, leaf = parameter.replace("\\.", ".").rpartition(".")
-        return TrackName(f"state {key}", module, leaf)
+    if part.monitor == "OptimizerMonitor":  # its leaf is the name of a buffer in the net, or of a parameter and what is kept for it
+        path, _, key = (leaf, "", "") if group == "buffers" else leaf.rpartition(".")
+        module, _, leaf = path.replace("\\.", ".").rpartition(".")
+        return TrackName(f"state {key}" if key else "buffer", module, leaf)
     if role == "weight after" and group == "before":
         return TrackName("weight before", module, leaf)
     for end, other in _OF_WEIGHTS.items():

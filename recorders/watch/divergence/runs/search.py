@@ -16,10 +16,10 @@ from recorders.recordings.recording import Recording
 from recorders.watch.divergence.distance import Tolerance
 from recorders.watch.divergence.runs.answer import RunDivergence
 from recorders.watch.divergence.runs.apart import SUMMING, Apart, Gap, joint, largest, multiple, or_zero
-from recorders.watch.divergence.runs.gradients import holders, switched
+from recorders.watch.divergence.runs.gradients import addends, holders, switched
 from recorders.watch.divergence.runs.growth import Growth
 from recorders.watch.divergence.runs.matching import matched
-from recorders.watch.divergence.runs.run import RunTracks, TrackName, run_of
+from recorders.watch.divergence.runs.run import TrackName, run_of
 from recorders.watch.timeline import Timeline
 
 __all__ = ["divergence"]
@@ -93,9 +93,8 @@ def divergence(
     return _Search(apart, again).found()
 
 
-def _span(steps: object) -> str:
-    numbers = list(steps)  # type: ignore[call-overload]
-    return f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+def _span(steps: Sequence[int]) -> str:
+    return f"{steps[0]} to {steps[-1]}" if steps else "none"
 
 
 class _Search:
@@ -154,18 +153,19 @@ class _Search:
             grown = torch.cat([grown, (grown[-1:] if len(grown) else grown.new_zeros(1)).expand(self.count - len(grown))])
         return _SPREAD * grown[: self.count]
 
-    def _leaves(self, module: str) -> int:
-        inside = [name for name in self.modules if name.startswith(f"{module}." if module else "") and name != module]
-        outer = {name.rpartition(".")[0] for name in inside}
-        return max(1, sum(name not in outer for name in inside))
-
     @cached_property
-    def _sizes(self) -> Mapping[str, int]:
-        return {name: self._leaves(name) for name in self.modules}
+    def _leaves(self) -> Mapping[str, int]:
+        """How many modules without modules in them each has, or is."""
+        found = {}
+        for module in self.modules:
+            inside = [name for name in self.modules if name.startswith(f"{module}." if module else "") and name != module]
+            outer = {name.rpartition(".")[0] for name in inside}
+            found[module] = max(1, sum(name not in outer for name in inside))
+        return found
 
     def _allowed(self, role: str, module: str, *came: Tensor) -> Tensor:
         """How far what a module makes may be apart, [steps], given how far that is of which it is made."""
-        leaves = self._sizes.get(module, 1)
+        leaves = self._leaves.get(module, 1)
         learned = self._learned(role, module)
         rounding = self.tolerance(_OPERATORS * leaves) if learned is None else learned
         before = or_zero(largest(came, self.count))
@@ -311,13 +311,34 @@ class _Search:
         name = next(iter(_innermost(found)), None)
         if name is None:
             yield from self._between(step)
+            for module, far, allowed, differs in self._buffers_apart(step):  # which came in before, or is running statistics
+                yield self._one("forward", module, "", far, allowed, differs).with_(equal=self._came_in(module, step))
             return
-        gaps = self.apart.by_role["output"][name]
-        times = next((text for gap in gaps.values() if (text := multiple(gap.first[step], gap.second[step]))), "")
-        differs = f"its output{times}"
+        differs = f"its output{self._multiple_of('output', name, step)}"
         if any(other.startswith(f"{name}." if name else "") and other != name for other in self.apart.by_role["output"]):
             differs += self._inside(name, step)
-        yield self._one("forward", name, "", *found[name], differs).with_(equal=self._came_in(name, step))
+        notes = tuple(f"{text}, which may be why" for inner, *_, text in self._buffers_apart(step) if inner == name)
+        yield self._one("forward", name, "", *found[name], differs).with_(equal=self._came_in(name, step), notes=notes)
+
+    def _buffers_apart(self, step: int) -> Iterator[tuple[str, float, float, str]]:
+        """Of each buffer that differs after a step: whose it is, how far it is apart, what is allowed, and that in words."""
+        for place, *judged in self._buffers:
+            far, allowed = (float(each[step]) for each in judged)
+            if far > allowed:
+                gap = self.apart.by_role["buffer"][place.module][place.leaf]
+                times = multiple(gap.first[step], gap.second[step])
+                yield place.module, far, allowed, f"its buffer {place.leaf}{times or ' differs'}"
+
+    @cached_property
+    def _buffers(self) -> Sequence[tuple[TrackName, Tensor, Tensor]]:
+        """How far each buffer is apart, and what is allowed: running statistics keep what came in up to a step."""
+        found = []
+        for module, gaps in self.apart.by_role.get("buffer", {}).items():
+            came = (or_zero(apart).cummax(0).values for apart in (self._inputs[module], self._weights[module]))
+            allowed = self._allowed("buffer", module, *came)
+            places = ((TrackName("buffer", module, leaf), gap) for leaf, gap in gaps.items())
+            found += [(place, or_zero(self.apart.relative(place, gap)), allowed) for place, gap in places]
+        return found
 
     @cached_property
     def _outputs(self) -> Sequence[tuple[str, Tensor, Tensor]]:
@@ -369,7 +390,7 @@ class _Search:
         if self._is_after_backward(found, step):
             yield self._handed_over(found, step)
         elif found:
-            name = list(_innermost(dict.fromkeys(place.module for place in found)))[-1]
+            name = _innermost(dict.fromkeys(place.module for place in found))[-1]
             place = next(place for place in found if place.module == name)
             gap = self.apart.by_role[place.role][name][place.leaf]
             what = "the gradient of its input" if place.role == "input gradient" else f"the gradient of {place.leaf}"
@@ -401,11 +422,12 @@ class _Search:
                 for leaf, gap in self.apart.by_role.get(role, {}).get(module, {}).items():
                     place = TrackName(role, module, leaf)
                     before = [came[holder] for holder in held.get(place, [module])]
-                    more = _gain_of_a_sum(self.apart.a, place) if role == "weight gradient" else 1.0
+                    sums = addends(self.apart.a, place) if role == "weight gradient" else 1.0
+                    more = max(1.0, 2 * math.sqrt(sums) / GAIN)  # if all differ in one direction; sketches tell that within a half
                     allowed = self._allowed(role, module, *(more * apart for each in before for apart in each))
                     if role == "input gradient" or self.modules[module].kind not in _SMOOTH:
                         allowed = allowed + self._turned[module]
-                    found.append((place, or_zero(self.apart.relative(role, module, gap)), allowed))
+                    found.append((place, or_zero(self.apart.relative(place, gap)), allowed))
         return found
 
     @cached_property
@@ -565,26 +587,13 @@ class _Search:
         return f"what a repeat of the first run shows: {most:.1g} at most"
 
 
-def _gain_of_a_sum(run: RunTracks, place: TrackName) -> float:
-    """How many times `GAIN` the gradient of a parameter may be apart, which is a sum over so many samples, as that of a bias.
-
-    If differences of n samples point in one direction, the sum is sqrt(n) times as far apart; sketches tell that within a half.
-    """
-    reaches = [int(track.count.max()) for track in run.of("gradient", place.module).values() if len(track)]
-    own = run.tracks[place].count
-    terms = max(reaches, default=0) / max(int(own.max()), 1) if len(own) else 1.0
-    return max(1.0, 2 * math.sqrt(terms) / GAIN)
-
-
 def _path(module: str, leaf: str) -> str:
     return f"{module}.{leaf}" if module and leaf else module or leaf
 
 
-def _innermost(found: Mapping[str, object]) -> Iterator[str]:
+def _innermost(found: Mapping[str, object]) -> list[str]:
     """Names with no other in them."""
-    for name in found:
-        if not any(other != name and other.startswith(f"{name}." if name else "") for other in found):
-            yield name
+    return [name for name in found if not any(other != name and other.startswith(f"{name}." if name else "") for other in found)]
 
 
 def _others(found: list[RunDivergence], number: int, what: str) -> tuple[str, ...]:

@@ -113,3 +113,53 @@ def test_evaluation_is_left_out() -> None:
         with torch.no_grad():
             net(torch.arange(7)[None])
     assert recorder["output"].samples == 0
+
+
+def normed(momentum: float = 0.1, start: float = 0.0, table: float = 1.0, training: bool = True) -> Recorder:
+    """Three steps of a net with running statistics, and with a buffer that stays as it is."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), Tabled(table), nn.Linear(8, 1))
+    net[1].running_mean += start  # type: ignore[union-attr, operator]
+    net.train(training)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with presets.fingerprints().modules(net) as recorder:
+        for x in torch.randn(3, 16, 6, generator=torch.Generator().manual_seed(1)):
+            net(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recorder
+
+
+class Tabled(nn.Module):
+    def __init__(self, table: float) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.full((8,), table))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.get_buffer("table")
+
+
+def test_a_buffer_that_a_forward_fills_otherwise_is_where_runs_part() -> None:
+    found = divergence(normed(), normed(momentum=0.2))
+    assert (found.phase, found.step, found.name) == ("forward", 0, "1")
+    assert "its buffer running_mean is 2 times that of the first run" in found.differs
+    assert "its input, bit for bit" in found.equal
+
+
+def test_a_buffer_that_differs_from_the_beginning_is_told() -> None:
+    found = divergence(normed(), normed(table=2.0))
+    assert (found.phase, found.step, found.name) == ("forward", 0, "2")
+    assert any("its buffer table is 2 times that of the first run" in note for note in found.notes), found
+    found = divergence(normed(training=False), normed(training=False, start=1.0))
+    assert (found.phase, found.step, found.name) == ("forward", 0, "1")
+    assert any("its buffer running_mean" in note for note in found.notes), found
+
+
+def test_equal_buffers_are_no_difference_and_a_net_without_any_is_fine() -> None:
+    found = divergence(normed(), normed())
+    assert (bool(found), found.distance) == (False, 0)
+    recorder = presets.fingerprints()
+    train(recorder)
+    assert recorder["buffers"].samples == 0
+    normal = normed()
+    assert sorted(normal["buffers"].peek()) == ["1\\.running_mean", "1\\.running_var", "2\\.table"]
