@@ -19,7 +19,7 @@ from recorders.watch.divergence.comparing import Compared, Comparing, Copying, S
 from recorders.watch.divergence.distance import NOISE, number_type, tolerance_of
 from recorders.watch.divergence.first_operator import Logging, first_apart, first_unlike
 from recorders.watch.divergence.gradients import GradientPair, Gradients, GradientsApart, GradientWatcher
-from recorders.watch.divergence.modules import attributes_apart, parameters_apart, tied_apart
+from recorders.watch.divergence.modules import attributes_apart, namesake, parameters_apart, tied_apart
 from recorders.watch.divergence.operators import OperatorCall, OperatorLog, rounding, shown_tensors
 from recorders.watch.divergence.restoring import Restored
 from recorders.watch.divergence.result import Divergence
@@ -48,6 +48,9 @@ def bisect(
 
     Modules belong together if they have one name, class and shapes; else if their parameters are equal; else by class and shapes in
     the order of their calls.
+
+    Values are compared, not how they lie in memory: if the parameters of the second net are in another order there, as after
+    `to(memory_format=torch.channels_last)`, the first runs with its own in that order.
 
     Noise is relative to the largest magnitude in a tensor. Allowed is `(2 eps + 16 eps_sum) * sqrt(n)`: eps of the coarser of the
     two nets' dtypes, eps of the dtype in which sums are added (float32 at most), and n operators between equal inputs and the
@@ -111,6 +114,7 @@ class _Bisection:
             Net(net, _moved(example, net, dtype if types[0] != types[1] else None), start)
             for net, dtype in zip((net_a, net_b), types, strict=True)
         )
+        self.a.lay_out_as(net_b)
         self.target, self.loss, self.names, self.fixed = target, loss, names, fixed
         self.tolerance = tolerance_of(types, fixed)
         coarse = max(types, key=lambda dtype: torch.finfo(dtype).eps)
@@ -171,7 +175,11 @@ class _Bisection:
         if self.fixed is not None:
             apart = [(text, far) for text, far in apart if far > self.fixed]
         if apart:
-            texts = [text for text, _ in apart]
+            texts, others = [text for text, _ in apart], {k: m for k, m in self.a.modules.items() if m is not outer.module}
+            theirs = namesake(outer_b.module, others, 2 * self.tolerance.eps)
+            if theirs is not None and theirs == outer_b.name != outer.name:
+                return replace(found, differs=f"the second net calls {theirs} in its place")
+            texts = texts if theirs is None else [f"its parameters are those of {theirs} in the first net"]
             return replace(found, phase="parameters", differs=texts[0], distance=apart[0][1], notes=(*texts[1:], *found.notes))
         return found
 

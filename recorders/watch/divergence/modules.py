@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recorders.watch.divergence.distance import distance
 
-__all__ = ["attributes_apart", "parameters_apart", "tied_apart"]
+__all__ = ["attributes_apart", "namesake", "parameters_apart", "tied_apart"]
 
 
 def parameters_apart(a: nn.Module, b: nn.Module, inner: tuple[list[str], list[str]], eps: float) -> Iterator[tuple[str, float]]:
@@ -35,6 +35,16 @@ def parameters_apart(a: nn.Module, b: nn.Module, inner: tuple[list[str], list[st
             yield _said(name, first[name], second[mate], eps), far
     for which, names, of in (("second", left_a, first), ("first", left_b, second)):
         yield from ((f"its {name} is missing in the {which} net", 1.0) for name in names if bool((of[name] != 0).any()))
+
+
+def namesake(module: nn.Module, others: Mapping[str, nn.Module], eps: float) -> str | None:
+    """The name of the first of `others` that has the class and the parameters of a module; None also if these are constant."""
+    names = [name for name, _ in module.named_modules()]
+    if not any(bool((tensor != tensor.reshape(-1)[:1]).any()) for tensor in _own(module, names).values()):
+        return None
+    alike = ((name, other) for name, other in others.items() if type(other) is type(module))
+    fits = ((name, other) for name, other in alike if [inner for inner, _ in other.named_modules()] == names)
+    return next((name for name, other in fits if not any(parameters_apart(other, module, (names, names), eps))), None)
 
 
 def _own(module: nn.Module, names: list[str]) -> dict[str, Tensor]:

@@ -95,12 +95,27 @@ class Net:
         self._inside: list[TracedCall] = []
         self._counts: Counter[str] = Counter()
         self._ended = 0
+        self._orders: dict[nn.Parameter, Tensor] = {}
+
+    def lay_out_as(self, other: nn.Module) -> None:
+        """Lets parameters lie in memory, while it runs, as those of the same names in another net, whose kernels add likewise."""
+        named = dict(other.named_parameters(remove_duplicate=False))
+        for name, own in self.net.named_parameters():
+            like = named.get(name)
+            if like is not None and own.shape == like.shape and own.layout is like.layout is torch.strided:
+                relaid = torch.empty_like(like, dtype=own.dtype, device=own.device, requires_grad=False)
+                if type(own.data) is type(like.data) is Tensor and relaid.stride() != own.stride():
+                    self._orders[own] = relaid
 
     def run(self, watcher: Watcher | None = None, *contexts: Any, then: Callable[[Any], object] = lambda output: None) -> Any:
         """Run it within these contexts, and call `then` with what it returns; returns that."""
         self.calls, self._inside, self._counts, self._ended = [], [], Counter(), 0
+        lying: list[tuple[nn.Parameter, Tensor]] = []
         try:
             self._start.restore()
+            for parameter, relaid in self._orders.items():
+                lying.append((parameter, parameter.data))
+                parameter.data = relaid.copy_(parameter.data)
             batch = self.example.map(lambda path, tensor: given(tensor))
             with self._hooked(watcher), ExitStack() as stack:
                 for context in contexts:
@@ -109,6 +124,8 @@ class Net:
                 then(output)
                 return output
         finally:
+            for parameter, data in lying:
+                parameter.data = data
             self._start.restore()
 
     def count(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

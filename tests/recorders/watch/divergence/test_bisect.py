@@ -349,3 +349,40 @@ def test_in_place_operators_and_views_are_followed() -> None:
 def test_nothing_found_is_false_and_says_how_far() -> None:
     assert not Divergence()
     assert str(Divergence(distance=0.5)) == "No difference beyond noise (largest distance seen: 0.5)."
+
+
+def stacked(depth: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())]
+    return nn.Sequential(nn.Conv2d(3, 16, 3), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("first_is_laid_out", [False, True])
+def test_a_copy_whose_parameters_lie_otherwise_in_memory_is_not_named(first_is_laid_out: bool) -> None:
+    net = stacked()
+    other = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    pairs = (other, net) if first_is_laid_out else (net, other)
+    pointers = [parameter.data_ptr() for one in pairs for parameter in one.parameters()]
+    strides = [parameter.stride() for one in pairs for parameter in one.parameters()]
+    found = bisect(*pairs, torch.randn(4, 3, 32, 32), loss=nn.functional.cross_entropy, target=torch.arange(4))
+    assert not found, found
+    assert found.distance == 0
+    assert pointers == [parameter.data_ptr() for one in pairs for parameter in one.parameters()]
+    assert strides == [parameter.stride() for one in pairs for parameter in one.parameters()]
+    with torch.no_grad():
+        pairs[1][4].weight.mul_(1.01)  # type: ignore[operator]
+    found = bisect(*pairs, torch.randn(4, 3, 32, 32))
+    assert (found.phase, found.module, found.differs) == ("parameters", "4", "its weight is 1.01 times as large in the second net")
+
+
+def test_a_module_in_the_place_of_another_is_named_as_such() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    shared, exchanged = copy.deepcopy(net), copy.deepcopy(net)
+    shared[2] = shared[0]
+    exchanged[0], exchanged[4] = exchanged[4], exchanged[0]
+    found = bisect(net, shared, torch.randn(4, 8))
+    assert (found.phase, found.module, found.module_b) == ("forward", "2", "0")
+    assert found.differs == "the second net calls 0 in its place"
+    found = bisect(net, exchanged, torch.randn(4, 8))
+    assert (found.phase, found.module, found.module_b) == ("parameters", "0", "0")
+    assert found.differs == "its parameters are those of 4 in the first net"
