@@ -278,9 +278,11 @@ class Recorder(Results):
             for names, module, attr, recipe, unknown in wanted:
                 name, beside = names[0], on.get(id(module)) or on.setdefault(id(module), self._found_on(module))
                 found = next((one for one in beside if one.attr == attr and one.constructor == recipe), None)
+                for other in names:
+                    holder = aliases.get(other, self._aliases.get(other, other))
+                    if (holder in self._monitors or holder in added) and (found is None or holder != found.name):
+                        raise SelectionError(f"{other!r} is taken by another module: keep the two apart with prefix='...'")
                 if found is None:
-                    if name in self._monitors or name in added or name in self._aliases:
-                        raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
                     found = recipe(attr)
                     self._configure(name, found)
                     added[name] = found.register(module)
@@ -375,8 +377,7 @@ class Recorder(Results):
 
     def remove(self, name: str | int) -> Monitor:
         """Removes one subrecorder and takes its hooks off; returns it, with what it recorded."""
-        true = lookup(name, self._monitors, self._aliases)
-        self._take_off(true)
+        self._take_off(true := lookup(name, self._monitors, self._aliases))
         return self._monitors.pop(true)
 
     def _take_off(self, name: str) -> None:

@@ -121,7 +121,7 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         seen = samples + (sum(skipped.values()) if monitor.watch is not None else 0)  # a gradient that does not come is no call
         calls = max(counted, seen)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
-        reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
+        reason = _GONE.format(shown_name(name)) if name in gone else _reason(monitor, samples, others_recorded)
         if samples and not reason and calls > samples + sum(skipped.values()):
             reason = _by_leaf(monitor)
         nonfinite, empty = _looked_at(monitor)
@@ -180,7 +180,7 @@ _ONLY_TRACED = (
     "it was called only while torch.jit.trace or make_fx wrote its program down, and that program calls no hooks: record the net "
     "itself"
 )
-_GONE = "its module is no longer in the net: it was replaced after the selection; select again"
+_GONE = "its module is no longer in the net: it was replaced after the selection; call recorder.remove({!r}), then select again"
 
 
 def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:

@@ -226,10 +226,15 @@ def test_report_tells_of_modules_that_left_the_net() -> None:
     kept, net[0] = net[0], nn.Linear(2, 2)
     net(torch.ones(1, 2))
     told = {row.name: row.reason for row in recorder.report().rows}
-    assert "select again" in told.pop("out/0")
+    assert "call recorder.remove('out/0'), then select again" in told.pop("out/0")
     assert told == {"out": "", "out/1": "", "loss": "nothing was pushed"}
     del kept
     assert "select again" in str(recorder.report())
+    recorder.remove("out/0")
+    recorder.modules(net, names="0", groups="out")
+    net(torch.ones(1, 2))
+    assert [row.reason for row in recorder.report().rows if row.name != "loss"] == ["", "", ""]
+    assert recorder["out/0"].samples == 1
 
 
 def test_report_tells_of_containers_in_a_net_that_was_compiled_before() -> None:
@@ -324,7 +329,9 @@ def test_report_after_a_block_tells_the_true_reason() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with Recorder(BackwardMonitor(Count())).modules(net, types=nn.Linear) as recorder:
         net(torch.ones(1, 2))
-    assert recorder.report().rows[0].reason == "no gradient came: backward was not run, or the loss does not use its output"
+    assert recorder.report().rows[0].reason == (
+        "no gradient came: backward was not run, the loss does not use its output, or compiled autograd ran it"
+    )
     with Recorder(ParameterUpdateMonitor(Count())).modules(net, types=nn.Linear) as recorder:
         net(torch.ones(1, 2)).sum().backward()
     reason = "its hooks are off; while they were on, no optimizer step changed its parameters"
@@ -453,3 +460,19 @@ def test_gradients_that_nothing_accumulated_want_a_backward() -> None:
     with Recorder(ParameterGradientMonitor(Count(), when="accumulate")).modules(net) as recorder:
         torch.autograd.grad(net(torch.ones(1, 3)).sum(), list(net.parameters()))
         assert "no gradient was accumulated: call backward() while hooks are on" in str(recorder.report())
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_autograd_leaves_gradients_out_and_the_report_says_so() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    kinds = {"output": BackwardMonitor(Count()), "accumulated": ParameterGradientMonitor(Count(), when="accumulate")}
+    recorder = Recorder(**kinds, step=ParameterGradientMonitor(Count())).modules(net).attach(optimizer)
+    compiled = torch.compile(nn.Sequential(net, nn.ReLU()), backend="aot_eager")
+    with recorder, torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        compiled(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        reasons = [row.reason for row in recorder.report().rows]
+    assert "or compiled autograd ran it" in reasons[0]
+    assert "compiled autograd call no such hook" in reasons[1]
+    assert recorder["step"].samples == 1

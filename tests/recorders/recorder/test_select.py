@@ -95,6 +95,23 @@ def test_aliases_are_names_of_the_same_subrecorder() -> None:
     assert recorder.samples["out/encoder.0"] == 1
 
 
+def test_a_further_name_is_not_given_to_another_module_without_a_word() -> None:
+    first, second = Net(), Net()
+    recorder = Recorder(ForwardMonitor(Count())).modules(first, names="decoder.0")
+    assert recorder.modules(first, names="decoder.0").aliases == {"head": "decoder.0"}
+    second.decoder = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    second.head = second.decoder[1]
+    with pytest.raises(SelectionError, match=r"'head' is taken by another module: keep the two apart with prefix='...'"):
+        recorder.modules(second, names="decoder.1")
+    assert (list(recorder), recorder.aliases, second.head._forward_hooks) == (["decoder.0"], {"head": "decoder.0"}, {})
+    recorder.modules(second, names="b.decoder.1", prefix="b")
+    assert recorder.aliases == {"head": "decoder.0", "b.head": "b.decoder.1"}
+    third = nn.ModuleDict({"decoder": nn.ModuleList([nn.Linear(1, 1), first.decoder[0]])})
+    recorder.add("decoder.1", ForwardMonitor(Count()), nn.Linear(1, 1))
+    with pytest.raises(SelectionError, match=r"'decoder.1' is taken by another module"):
+        recorder.modules(third, names="decoder.1")
+
+
 def test_parameters_by_name_with_tied_ones_once() -> None:
     net = Net()
     recorder = Recorder(ParameterGradientMonitor(Mean())).parameters(net, names="*weight")
