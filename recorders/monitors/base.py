@@ -242,7 +242,8 @@ class Monitor(Observer, Recorded, Past):
 
     def unseen(self) -> str:
         """Returns why nothing may have come to the monitor, if its kind knows; "" if not."""
-        return "no gradient came: backward was not run, or the loss does not use its output" if self.seen else ""
+        why = "backward was not run, the loss does not use its output, or compiled autograd ran it"
+        return f"no gradient came: {why}" if self.seen else ""
 
     @property
     def seen(self) -> bool:

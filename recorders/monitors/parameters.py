@@ -193,7 +193,8 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
 
     def unseen(self) -> str:
         if self.when == "accumulate":
-            return "no gradient was accumulated: call backward() while hooks are on; torch.autograd.grad accumulates none"
+            without = "torch.autograd.grad and compiled autograd call no such hook"
+            return f"no gradient was accumulated: call backward() while hooks are on; {without}"
         return f"{super().unseen()}, and gradients are recorded at these: call optimizer.step() while hooks are on"
 
     def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:
