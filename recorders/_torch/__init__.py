@@ -24,50 +24,6 @@ from reducers._torch import MissingInTorchError, cpu_library, dynamo_is_imported
 from reducers.errors import warn_user
 from reducers.kernels.precision import has_memory
 
-__all__ = [
-    "CAPTURES_IN_GRAPHS",
-    "HOOKS_BEFORE_STEP",
-    "MODES_STAY",
-    "SCALED",
-    "STEP_CODE",
-    "NoAutocast",
-    "NoInference",
-    "at_end_of_backward",
-    "at_start_of_cuda",
-    "autocast_is_on",
-    "autograd_node",
-    "call_of_module",
-    "compiled_in_place",
-    "copy_all",
-    "drop_backward_hooks",
-    "each_operator",
-    "eagerly",
-    "graph_task",
-    "graph_task_address",
-    "group_timeout",
-    "hooks_on_forwards",
-    "hooks_ref",
-    "in_place_of_operators",
-    "inside_transform",
-    "is_batched",
-    "is_being_traced",
-    "is_distributed",
-    "is_fake",
-    "is_plain_moment",
-    "made_by_graph",
-    "may_run_again",
-    "missing",
-    "negate_all",
-    "no_modes",
-    "outside_modes",
-    "plainly",
-    "set_grad_enabled",
-    "step_was_skipped",
-    "subtract_all",
-    "warn_of_missing",
-    "without_modes",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -27,27 +27,6 @@ from reducers._torch import (
     when_dynamo_is_imported,
 )
 
-__all__ = [
-    "before_compiling",
-    "break_graph",
-    "compile_always",
-    "comptime",
-    "drop_graphs",
-    "guard_absent_hooks",
-    "has_compiled",
-    "is_nested",
-    "is_node_in_reach",
-    "keep_graphs_with",
-    "keep_in_traced_call",
-    "make_effectful",
-    "never_trace",
-    "restore_in_traced_call",
-    "run_of_node",
-    "skip_frames",
-    "told_if_missing",
-    "why_no_graphs",
-]
-
 
 def comptime(call: Callable[[Any], None]) -> None:
     """Calls `call` with what Dynamo knows, while it traces the caller. Call it as an attribute of this module."""

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from reducers._torch import declare
 
-__all__ = ["NEEDS"]
-
 _EXACT = ""
 _MODES = "while a mode of the user is on (selective checkpointing, a FLOP counter, a default device), nothing is recorded"
 _GRAPHS = "nothing is recorded inside compiled graphs"

@@ -28,8 +28,6 @@ from recorders._torch.compiler import keep_in_traced_call, restore_in_traced_cal
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import pack
 
-__all__ = ["Call", "keep_for_end", "keep_traced", "restore_traced", "take_kept"]
-
 _HOOK = Hook.__call__.__code__
 
 

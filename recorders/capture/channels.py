@@ -7,8 +7,6 @@ from torch import nn
 
 from recorders.capture.contents import modules_in
 
-__all__ = ["channel_axes", "channel_axis", "channel_pattern", "own_axis", "register_channel_axis"]
-
 _second = dict.fromkeys((nn.GroupNorm, nn.LocalResponseNorm, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Unflatten), 1)
 _TOKENS = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 _axes: dict[type[nn.Module], int] = {**_second, **dict.fromkeys((nn.Linear, nn.Bilinear, *_TOKENS), -1)}

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["all_modules", "has_own_call", "modules_in", "own_parameters"]
-
 
 def modules_in(module: nn.Module) -> dict[str, nn.Module]:
     """The modules that are directly in a module, by name.

@@ -12,8 +12,6 @@ from typing import Any
 
 from recorders._torch import NoAutocast, NoInference, autocast_is_on, outside_modes, set_grad_enabled
 
-__all__ = ["as_monitor", "capturing", "unrecorded"]
-
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
 

@@ -20,8 +20,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from recorders._torch import hooks_on_forwards
 
-__all__ = ["CONTAINERS", "OF_MODULES", "NotApartError", "apart_from", "copied", "names_of"]
-
 OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes in which `nn.Module` keeps parameters, buffers, modules and hooks."""
 CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)

@@ -12,8 +12,6 @@ import torch
 
 from recorders._torch import at_start_of_cuda
 
-__all__ = ["CAPTURES", "IN_CUDA_GRAPH"]
-
 IN_CUDA_GRAPH = "in a CUDA graph that was captured"
 
 CAPTURES: list[Callable[[], bool]] = []

@@ -13,8 +13,6 @@ from recorders._torch import outside_modes
 from recorders.errors import MonitorError, RecordingWarning, in_a_line
 from reducers.errors import warn_user
 
-__all__ = ["PASSED_ON", "Fail", "failure_of", "guarded", "report_failure", "timed"]
-
 PASSED_ON = (MonitorError, Warning)
 """What the user asks for: by `on_error="raise"`, or by making errors of warnings."""
 

@@ -21,8 +21,6 @@ from recorders.capture.operands import as_operand, change_count, plain
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["BatchContext", "Block", "Given", "block_of", "current", "keep", "number_of", "under"]
-
 
 class Given(NamedTuple):
     """A value; if it is kept for a gradient, with its version at the forward."""

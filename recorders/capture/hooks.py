@@ -19,8 +19,6 @@ from recorders.errors import RecordingWarning
 from reducers._torch import constant_in_graphs, tell_dynamo
 from reducers.errors import warn_user
 
-__all__ = ["SPECS", "Hook"]
-
 
 class _Specs:
     """What is called while a graph is traced, as `trace(hook, sink, *args)`: functions as attributes, by key.

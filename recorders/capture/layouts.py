@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement as Kind
 
-__all__ = [
-    "CHANGES",
-    "Layout",
-    "PlacementInfo",
-    "as_text",
-    "even_part",
-    "from_text",
-    "in_use",
-    "know",
-    "layout_of",
-    "register_layouts",
-    "warn_before_merge",
-]
-
 
 class Layout(NamedTuple):
     """How a tensor is spread over ranks: the device mesh, and a placement of PyTorch for each dimension of it."""

@@ -15,28 +15,6 @@ from recorders._torch import graph_task, inside_transform, is_batched, is_being_
 from recorders.errors import OperandError
 from reducers._torch import constant_in_graphs
 
-__all__ = [
-    "TRACED",
-    "as_operand",
-    "as_operands",
-    "change_count",
-    "detached",
-    "is_spread",
-    "items",
-    "leaves",
-    "local_part",
-    "mapped",
-    "pack",
-    "plain",
-    "plain_or_spread",
-    "recomputing",
-    "shapes",
-    "symbolic",
-    "tracing",
-    "transient",
-    "why_no_numbers",
-]
-
 TRACED = "traced (torch.jit.trace or make_fx)"
 
 

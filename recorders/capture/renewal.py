@@ -19,8 +19,6 @@ from recorders._torch.compiler import drop_graphs, guard_absent_hooks
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["OLD_GRAPH", "has_old_graph", "hooks_are_on", "in_eager_mode", "together"]
-
 OLD_GRAPH = (
     "torch.compile made a graph before its hook was on, and set_stance('fail_on_recompile') forbids another one: put the recorder "
     "on before the first compiled call, or call torch._dynamo.reset() after it"

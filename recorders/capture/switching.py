@@ -25,8 +25,6 @@ from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
 from reducers.kernels.locks import new_lock
 
-__all__ = ["SWITCHING", "SwitchedHooks", "forget", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
-
 Hooks: TypeAlias = "OrderedDict[int, Any]"
 
 SWITCHING = new_lock()

@@ -20,8 +20,6 @@ from reducers import Reducer, to_recipe
 from reducers._torch import when_dynamo_is_imported
 from reducers.errors import ReducerError
 
-__all__ = ["cacheable", "content_of"]
-
 _FOLDERS = ("recorders/graphs", "recorders/monitors", "recorders/capture", "recorders/_torch", "reducers/kernels", "reducers/core")
 _EFFECT = "torch.ops.higher_order.with_effects"
 _PLAIN = (str, int, float, bool, type(None))

@@ -31,8 +31,6 @@ from reducers.core.patterns import arrange
 from reducers.errors import warn_user
 from reducers.kernels.dispatch import device_accumulation
 
-__all__ = ["Accumulators", "Observed", "add_holder", "can_accumulate", "emit_accumulations", "hand_out", "handle_name"]
-
 _owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by the address of a handle, and by one that it holds
 
 

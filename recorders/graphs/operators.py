@@ -21,8 +21,6 @@ from recorders.errors import OperandError
 from recorders.graphs.reading import SCHEMA, add_to_operator, raise_after
 from recorders.graphs.sinks import batch_from_text, find_sink
 
-__all__ = ["can_record", "decoded", "encoded"]
-
 
 def can_record() -> bool:
     """Whether the operator `record` adds to rings in C++, from now on."""

@@ -25,8 +25,6 @@ from reducers.kernels.cpp.task import MOST_AXES, Task
 from reducers.kernels.cpp.threads import pace
 from reducers.kernels.locks import new_lock
 
-__all__ = ["SCHEMA", "RowReader", "add_to_operator", "has_filled", "is_read", "raise_after", "read_parts_of", "reading_library"]
-
 SEVERAL_THREADS = 1 << 15  # elements of a tensor that several threads read together
 MOST_LAYOUTS = 16  # shapes and strides that a reader remembers, as in the source
 SCHEMA = "(Tensor[] sinks, Tensor[] tensors, str text) -> ()"

@@ -17,8 +17,6 @@ from recorders.ring.ring import COPIES, LeafPart, Pending, join_parts, slots_in
 from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 
-__all__ = ["GraphRing", "Share"]
-
 MOST = 512  # the most rows of a ring
 
 

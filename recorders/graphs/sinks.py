@@ -23,19 +23,6 @@ from torch import Tensor
 from recorders._torch import without_modes
 from reducers._torch import constant_in_graphs
 
-__all__ = [
-    "KEY",
-    "GraphBatch",
-    "among_ranks",
-    "batch_as_text",
-    "batch_from_text",
-    "find_sink",
-    "find_spec",
-    "key_in_graph",
-    "new_sink",
-    "new_spec_key",
-]
-
 _PROCESS = secrets.token_hex(8)
 KEY = 16  # characters at the beginning of the text of a batch, by which the operator in C++ finds a ring
 

@@ -31,8 +31,6 @@ from recorders.graphs.sinks import among_ranks, batch_as_text, find_spec
 from reducers._torch import in_graphs
 from reducers.kernels.cpp.sweeping import are_numbers
 
-__all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
-
 TRACING = "the trace of a graph"  # what failed, as a warning says it
 
 

@@ -19,8 +19,6 @@ from recorders.graphs.sinks import new_spec_key
 if TYPE_CHECKING:
     from recorders.monitors.constructor import MonitorConstructor
 
-__all__ = ["Attachment", "TraceSpec", "leave_clock", "name_of_hook", "renew_spec"]
-
 _FUNCTIONS = frozenset({"condition", "filter_", "map_", "op_"})
 _specs: weakref.WeakValueDictionary[Any, TraceSpec] = weakref.WeakValueDictionary()
 

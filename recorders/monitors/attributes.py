@@ -23,8 +23,6 @@ from reducers.errors import did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["DifferenceMonitor", "StateMonitor", "beside"]
-
 
 class _AttributeMonitor(Monitor):
     """A monitor that reads attributes of its module, by dot path."""

@@ -31,8 +31,6 @@ from reducers import Reducer, State
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Monitor"]
-
 
 class Monitor(Observer, Recorded, Past):
     """Captures operands at one place of one module, reduces them, and holds the State.

@@ -23,8 +23,6 @@ from reducers import Reducer, State, TensorPart
 from reducers.core.states import check_states, without_values
 from reducers.kernels.locks import new_lock
 
-__all__ = ["NO_PARTS", "Buffer"]
-
 NO_PARTS: Mapping[str, TensorPart] = MappingProxyType({})
 MOST_RINGS = 6  # of a monitor
 SHAPES = 3  # of a leaf, each of which has a ring of copies

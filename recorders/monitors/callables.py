@@ -12,8 +12,6 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from torch.overrides import get_testing_overrides
 
-__all__ = ["call", "computed_together", "together_of"]
-
 Together: TypeAlias = "Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]"
 
 

@@ -18,8 +18,6 @@ from reducers.core.patterns import sides
 from reducers.core.reducer import check_reducer
 from reducers.errors import warn_user
 
-__all__ = ["check", "checked", "resolve"]
-
 _CHANNELS = frozenset(map(channel_pattern, (1, -1)))
 _told: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of a recorder, which share a clock
 

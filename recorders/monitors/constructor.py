@@ -16,8 +16,6 @@ from recorders.ring.state import MonitorState
 from reducers import Reducer, State
 from reducers.core.reducer import check_reducer
 
-__all__ = ["MonitorConstructor", "checked_recipe", "rebuild", "recipe"]
-
 M = TypeVar("M")
 
 

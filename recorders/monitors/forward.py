@@ -23,8 +23,6 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor", "ModuleMonitor"]
-
 
 class ForwardMonitor(Monitor):
     """Records what a module returns. Operands: output, inputs.

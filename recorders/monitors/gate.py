@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from recorders.ring.changes import Changes
-from recorders.schedule.clock import Chosen, Phase, as_steps
+from recorders.schedule.chosen_steps import Chosen, as_steps
+from recorders.schedule.clock import Phase
 from recorders.schedule.table import NOT_DUE
-
-__all__ = ["NOT_IN_STEPS", "Gate"]
 
 NOT_IN_STEPS = "not in its steps"
 WRONG_MODE = {

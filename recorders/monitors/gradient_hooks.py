@@ -31,8 +31,6 @@ from recorders.graphs.trace import emit_call, emit_failure, emit_keep, emit_leav
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from reducers._torch import constant_in_graphs, in_graphs, when_dynamo_is_imported
 
-__all__ = ["NO_TENSOR", "Watch", "attach_to_inputs", "attach_to_outputs", "receive_gradient", "trace_watch"]
-
 NO_TENSOR = "there is no tensor in it"
 INSIDE = "all uses are inside its compiled graph, its hook is not"
 

@@ -12,8 +12,6 @@ from recorders.monitors.base import Monitor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["BackwardInputMonitor", "BackwardMonitor", "global_gradient"]
-
 
 class BackwardMonitor(Monitor):
     """Records the gradient of the loss with respect to what a module returns. Operands: gradient, output.

@@ -25,8 +25,6 @@ from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.record import Observer, note_places, report_failures, store, with_given, work
 from reducers.kernels.locks import new_lock
 
-__all__ = ["GraphSink", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
-
 _lock = new_lock()  # two threads may run a graph at once, and would give its monitors two rings
 
 

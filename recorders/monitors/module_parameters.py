@@ -26,8 +26,6 @@ from reducers.execution.stacked import row_parts
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ModuleParameterMonitor"]
-
 
 class ParameterBuffer(Buffer):
     """The buffer of a monitor whose observations may be in rows of the table of an optimizer; see `recorders.ring.rows`."""

@@ -19,8 +19,6 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["OptimizerMonitor"]
-
 
 def ask_each(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
     """Leaves it to the monitor what is read."""

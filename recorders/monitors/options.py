@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from recorders.errors import TargetError
-from recorders.schedule.clock import Phase, Steps
+from recorders.schedule.chosen_steps import Steps
+from recorders.schedule.clock import Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 OnError: TypeAlias = Literal["raise", "warn", "disable"]
-
-__all__ = ["DEFAULTS", "MonitorOptions", "OnError", "as_names", "check_options", "spell_out"]
 
 
 class MonitorOptions(TypedDict, total=False):

@@ -22,8 +22,6 @@ from reducers.errors import warn_user
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["PairMonitor"]
-
 
 class PairOptions(MonitorOptions, total=False):
     """The options of `PairMonitor`."""

@@ -32,8 +32,6 @@ from reducers.execution.stacked import row_parts
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["OptimizerStateMonitor", "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"]
-
 
 class ParameterOptions(MonitorOptions, total=False):
     """The options of `ParameterMonitor`."""

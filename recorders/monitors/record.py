@@ -42,20 +42,6 @@ from reducers import Reducer, TensorPart
 from reducers.core.patterns import fits
 from reducers.errors import warn_user
 
-__all__ = [
-    "NothingToRecordError",
-    "Observer",
-    "check_numbers",
-    "checked_operands",
-    "note_places",
-    "reduce",
-    "reducer_inputs",
-    "report_failures",
-    "store",
-    "with_given",
-    "work",
-]
-
 Inputs: TypeAlias = "dict[str, tuple[Tensor, ...]]"
 NOTHING: Mapping[str, PlacementInfo] = MappingProxyType({})
 

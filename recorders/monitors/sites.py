@@ -23,8 +23,6 @@ from recorders.monitors.record import Observer, checked_operands
 from recorders.schedule.steps import StepHandle
 from reducers.errors import did_you_mean
 
-__all__ = ["GRADIENTS", "SITES", "check_sites", "copied", "trace_hook"]
-
 
 def check_sites(kind: Any) -> None:
     """Raises `TypeError` if a kind of monitor declares a site that does not exist, or puts hooks on by itself."""

@@ -18,8 +18,6 @@ from recorders.ring.rows import LOCK
 from recorders.ring.state import MonitorState
 from reducers import State
 
-__all__ = ["copied", "merged", "resume", "snapshot"]
-
 
 def snapshot(monitor: Observer, functions: tuple[Callable[[Any, int], Any], ...], *, save: bool = False) -> Subrecording:
     """What was recorded so far, with what is needed to go on. Observations that wait stay as they are: looking changes no result.

@@ -18,8 +18,6 @@ from recorders.schedule.clock import Clock
 from recorders.schedule.steps import monitors_of_steps
 from reducers.errors import warn_user
 
-__all__ = ["Attached", "attached", "detach_all", "warn_of_equals"]
-
 
 @dataclass(frozen=True)
 class Attached:

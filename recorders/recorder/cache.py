@@ -13,8 +13,6 @@ from recorders._torch.compiler import has_compiled
 from recorders.capture.operands import mapped
 from recorders.recorder.selection import Criteria, Names, select_modules
 
-__all__ = ["cache"]
-
 
 def cache(net: nn.Module, names: Names) -> Callable[..., dict[str, Any]]:
     """Returns a function that calls `net` and returns the outputs of the modules that it chose, by name, for a quick look.

@@ -10,8 +10,6 @@ from typing import Literal
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.schedule.meter import Meter
 
-__all__ = ["Overhead", "check_budget", "overhead", "shown_cadence"]
-
 
 @dataclass(frozen=True, repr=False)
 class Overhead(ShownAsTable):

@@ -18,8 +18,6 @@ from reducers import Reducer
 from reducers.core.channels import has_channels, with_channels
 from reducers.errors import did_you_mean
 
-__all__ = ["Prototype", "ToPlace", "as_prototype", "chosen", "recipes", "to_place"]
-
 ALIKE = 0.8  # how alike a name must be for a group that fits no module to be a mistake: other nets have other modules
 Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
 

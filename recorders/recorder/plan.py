@@ -22,10 +22,8 @@ from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.recordings.storage.tensors import kept_bytes
-from recorders.schedule.clock import shown_steps
+from recorders.schedule.chosen_steps import shown_steps
 from reducers import Reducer, State, TensorPart
-
-__all__ = ["Plan", "PlanRow", "plan"]
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self, Unpack
 
-__all__ = ["Recorder"]
-
 STOPPED = "recording has stopped: no cadence keeps the budget"
 
 

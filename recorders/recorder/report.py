@@ -19,13 +19,11 @@ from recorders.monitors.gate import WRONG_MODE
 from recorders.monitors.gradient_hooks import NO_TENSOR
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.recordings.recording import LeftOut, Recording, Subrecording, left_out
-from recorders.schedule.clock import shown_steps
+from recorders.schedule.chosen_steps import shown_steps
 from reducers._torch import missing
 from reducers.errors import warn_user
 from reducers.kernels.cpp import library
 from reducers.kernels.dispatch import troubles
-
-__all__ = ["Report", "ReportRow", "report", "shown_module", "unexpected", "warned_of_left_out"]
 
 
 @dataclass(frozen=True)

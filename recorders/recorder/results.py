@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
-__all__ = ["Results"]
-
 
 class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""

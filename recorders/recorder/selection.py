@@ -15,8 +15,6 @@ from recorders.errors import SelectionError, TargetError
 from recorders.recordings.display import is_named, listed, shown_name
 from reducers.errors import did_you_mean
 
-__all__ = ["Criteria", "Excluded", "Match", "Names", "Place", "select_modules", "select_pairs", "select_parameters", "unwrapped"]
-
 Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
 Excluded: TypeAlias = "str | re.Pattern[str] | type | Iterable[str | re.Pattern[str] | type]"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """Tells those who rely on a monitor when it is turned on or off, reset, or about to reduce what waits.

@@ -23,24 +23,6 @@ from reducers.core.statistic import Statistic, slot_columns
 from reducers.execution.rows import reducers_in
 from reducers.kernels.waiting import SLOTS, Slots, new_table, written
 
-__all__ = [
-    "COPIES",
-    "LOOKS",
-    "PARTIAL",
-    "PARTIAL_ON",
-    "Copies",
-    "LeafPart",
-    "PartialStates",
-    "Pending",
-    "Ring",
-    "Room",
-    "bytes_of",
-    "join_parts",
-    "partial_states_of",
-    "parts_of",
-    "slots_in",
-]
-
 
 class Pending:
     """Observations of some leaves that the states of a monitor do not include yet.

@@ -16,8 +16,6 @@ from reducers.execution.rows import RowSweep, swept_dtypes
 from reducers.execution.stacked import Kept, int_tensor, lift_stacked, row_parts
 from reducers.kernels.locks import new_lock
 
-__all__ = ["LOCK", "LeafRow", "ParameterRows", "RowBlock", "Stacked"]
-
 LOCK = new_lock()  # shared by all monitors of parameters: their states change together
 
 _ALL = Collect()

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 from recorders.ring.ring import Pending, Ring
 from reducers import Reducer, State, StateMismatchError
 
-__all__ = ["EMPTY", "MonitorState", "flush", "leaf_and_state", "path_of"]
-
-
 _APART = re.compile(r"(.*\.)?\d+ channels", re.DOTALL)
 MOST_APART = 8  # leaves of a monitor for other numbers of channels
 

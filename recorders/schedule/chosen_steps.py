@@ -11,8 +11,6 @@ from weakref import WeakSet
 from recorders.capture.entering import PASSED_ON
 from recorders.capture.switching import SwitchedHooks
 
-__all__ = ["Chosen", "StepGroup", "Steps", "as_steps", "shown_steps"]
-
 Steps: TypeAlias = "range | slice | Collection[int] | Callable[[int], bool]"
 Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
 

@@ -14,15 +14,13 @@ from recorders.capture.operands import recomputing, tracing
 from recorders.capture.renewal import hooks_are_on
 from recorders.capture.switching import SwitchedHooks, put_back, remove
 from recorders.graphs.sinks import new_sink
-from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
+from recorders.schedule.chosen_steps import StepGroup
 from recorders.schedule.notices import watch_clock
 from recorders.schedule.steps import count_steps, notice_steps, stop_counting
 from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
     from recorders.schedule.meter import Meter
-
-__all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
 MANY = 256  # the most steps without a decision of the groups: hooks may have been put back for the compiler meanwhile
 Phase: TypeAlias = Literal["module", "grad"]

@@ -19,8 +19,6 @@ from recorders.errors import RecordingWarning
 from recorders.schedule.stopwatch import Stopwatch, now, time_joins
 from reducers.errors import warn_user
 
-__all__ = ["FIRST", "ROUND", "WINDOW", "MeasuredSteps", "Meter"]
-
 FIRST = 8  # the measured steps that record before the first choice of a cadence
 WINDOW = 64  # those in a window, but for the second, which has a quarter of it; up to four times as many if steps differ much
 ROUND = 31 * WINDOW  # the fewest steps from the beginning of one window to that of the next, if there is a budget

@@ -15,8 +15,6 @@ from recorders.capture.switching import hook_of
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["forget", "notices", "tell", "warn_of_several", "warn_of_step", "watch_clock"]
-
 notices: list[StandingClock | Forgotten] = []
 """What may have to be told."""
 

@@ -30,8 +30,6 @@ from recorders.schedule.notices import notices, tell
 from recorders.schedule.table import CHANGE, GRADIENTS, HERE, VALUES, Tables
 from reducers._torch import constant_in_graphs
 
-__all__ = ["StepHandle", "count_steps", "monitors_of_steps", "notice_steps", "stop_counting", "tell_no_longer", "tell_of_each_step"]
-
 
 class Step(SimpleNamespace):
     """A running call of `step`. All changes of the optimizer's parameters during the call belong to this step.

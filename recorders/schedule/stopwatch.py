@@ -19,8 +19,6 @@ from recorders.graphs.ring import GraphRing
 from recorders.graphs.sinks import find_sink
 from reducers.kernels.locks import new_lock
 
-__all__ = ["Stopwatch", "note_elements", "now", "time_joins"]
-
 Key: TypeAlias = "int | str"  # the `id` of a monitor, or the name of an entrance that no monitor owns
 
 

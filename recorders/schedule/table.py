@@ -29,8 +29,6 @@ from recorders.capture.switching import SWITCHING, forget
 from recorders.ring.rows import LOCK, ParameterRows, RowBlock
 from recorders.schedule.stopwatch import note_elements
 
-__all__ = ["CHANGE", "GRADIENTS", "HERE", "NOT_DUE", "ODD", "VALUES", "Reading", "Tables", "alike", "subtract"]
-
 HERE = "the hook on optimizers"
 NOT_DUE = "not due (every)"
 GRADIENTS, VALUES, CHANGE = "gradients", "values", "change"

@@ -38,8 +38,7 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
-from recorders.schedule.chosen_steps import StepGroup
-from recorders.schedule.clock import Steps
+from recorders.schedule.chosen_steps import StepGroup, Steps
 from reducers import CKA, Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 
