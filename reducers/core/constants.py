@@ -1,17 +1,25 @@
-"""Numbers that may differ from element to element, as nested tuples: these can be compared, hashed and written as data."""
+"""Numbers in the fields of reducers; some may differ from element to element, as nested tuples: these can be compared, hashed and
+written as data.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, TypeAlias, Union
 
 import torch
 from torch import Tensor
 
-__all__ = ["Constant", "as_constant", "constant_tensor", "numbers"]
+__all__ = ["Constant", "as_constant", "constant_tensor", "is_number", "numbers"]
 
 Constant: TypeAlias = Union[float, complex, tuple["Constant", ...]]
 """A number, or nested tuples of numbers in the shape of a tensor."""
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a float, or an integer that float64 holds."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
 def as_constant(value: Any) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from reducers.core.constants import is_number
 from reducers.core.fields import Add, Field
 from reducers.core.reducer import check_size
 from reducers.core.statistic import Statistic
@@ -33,7 +34,7 @@ class Histogram(Statistic):
     `low`, `high` and the number of `bins` of equal width, which is faster.
 
     Args:
-        edges: at least two, strictly increasing, in the unit of the data.
+        edges: at least two, strictly increasing as floats, in the unit of the data.
         bins: number of bins of equal width from `low` to `high`.
         low: first edge, in the unit of the data.
         high: last edge, in the unit of the data.
@@ -70,8 +71,8 @@ class Histogram(Statistic):
                 raise ArgumentError("Histogram takes either edges, or bins with low and high, and got both")
             if not isinstance(self.edges, tuple) or len(self.edges) < 2 or not all(map(_is_finite_number, self.edges)):
                 raise ArgumentError(f"Histogram takes a tuple of at least two finite edges and got {self.edges!r}")
-            if not all(low < high for low, high in pairwise(self.edges)):
-                raise ArgumentError(f"Histogram takes strictly increasing edges and got {self.edges!r}")
+            if not all(low < high for low, high in pairwise(map(float, self.edges))):
+                raise ArgumentError(f"Histogram takes edges that are strictly increasing as floats and got {self.edges!r}")
         elif self.bins is None or not (_is_finite_number(self.low) and _is_finite_number(self.high)):
             raise ArgumentError(
                 "Histogram takes either edges, or a positive number of bins with finite low and high, "
@@ -125,7 +126,8 @@ class Histogram(Statistic):
     def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
         if not has_device_bins(x):
             return None
-        make = _kept_bounds if has_memory(x) else _make_bounds  # what is made of fake tensors, or inside vmap, may not be kept
+        keep = _recent_bounds if x.device.type == "cpu" else _kept_bounds
+        make = keep if has_memory(x) else _make_bounds  # what is made of fake tensors, or inside vmap, may not be kept
         bounds = make(self, x.device, _is_narrow(x))
         return device_edges(x, axes, bounds, self._even(bounds.dtype), state)
 
@@ -166,7 +168,7 @@ class Histogram(Statistic):
 
 
 def _is_finite_number(value: float | None) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return value is not None and is_number(value) and math.isfinite(value)
 
 
 def _bin(x: Tensor, bounds: Tensor, even: tuple[float, float] | None) -> Tensor:
@@ -190,11 +192,14 @@ def _make_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Te
     return _bounds(histogram._edges(device), narrow).to(device, non_blocking=True)
 
 
-@cache  # what a CUDA graph reads must stay
-def _kept_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Tensor:
-    """Return the same tensor for every observation, so that no update copies to the device."""
+@lru_cache(maxsize=64)
+def _recent_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Tensor:
+    """Return the same tensor for every observation, so that no update makes one, or copies it to the device."""
     with torch.inference_mode(False):
         return _make_bounds(histogram, device, narrow)
+
+
+_kept_bounds = cache(_recent_bounds.__wrapped__)  # for good: what a CUDA graph reads must stay
 
 
 def _bounds(edges: Tensor, narrow: bool) -> Tensor:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.constants import is_number
 from reducers.core.fields import Add, Field, Greatest, Least
 from reducers.core.reducer import check_size
 from reducers.core.states import require_state
@@ -82,7 +83,7 @@ class Quantile(Statistic):
         check_size(self, "bits", 1, _MAX_BITS)
         for name in ("low", "high"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and 2.0**-1022 <= value < math.inf):
+            if value is not None and not (is_number(value) and 2.0**-1022 <= value < math.inf):
                 raise ArgumentError(f"Quantile takes a positive finite magnitude, or None, as {name} and got {value!r}")
         first, end = self._exponents
         if first >= end:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.constants import is_number
 from reducers.core.counted import COUNTS
 from reducers.core.fields import Add, Field, columns_of
 from reducers.core.states import to_device
@@ -223,7 +224,7 @@ def _is_idle(counts: State) -> Tensor:
 
 
 def _check_eps(eps: float, caller: str) -> None:
-    if not isinstance(eps, (int, float)) or not eps >= 0:
+    if not is_number(eps) or not eps >= 0:
         raise ArgumentError(f"{caller} takes eps from 0 up and got {eps!r}")
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.constants import is_number
 from reducers.core.counted import COUNTS
 from reducers.core.fields import Add, Field, Greatest, Joined, Least, join_fields
 from reducers.core.statistic import Statistic
@@ -36,7 +37,7 @@ __all__ = ["Moments", "Summary", "check_correction", "join_moments", "lift_momen
 
 def check_correction(correction: float, caller: str) -> None:
     """Raise `ArgumentError` if `correction` is not a finite number from 0 up."""
-    if not isinstance(correction, (int, float)) or isinstance(correction, bool) or not 0 <= correction < math.inf:
+    if not is_number(correction) or isinstance(correction, bool) or not 0 <= correction < math.inf:
         raise ArgumentError(f"{caller} takes a finite correction from 0 up and got {correction!r}")
 
 

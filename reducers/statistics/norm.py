@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.constants import is_number
 from reducers.core.counted import COUNTS, nothing_to_nan
 from reducers.core.fields import Add, Field, Greatest
 from reducers.core.statistic import Statistic
@@ -54,7 +55,7 @@ class Norm(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.p, (int, float)) or not self.p >= 0:
+        if not is_number(self.p) or not self.p >= 0:
             raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_keys
-from reducers.core.constants import numbers
+from reducers.core.constants import is_number, numbers
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
@@ -33,7 +33,7 @@ def check_positive(reducer: Reducer, name: str, per_element: bool = False) -> No
     """Raise `ArgumentError` if the field `name` of `reducer` is not a finite number above 0, or nested tuples of such."""
     value = getattr(reducer, name)
     for number in numbers(value) if per_element else (value,):
-        if not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+        if not is_number(number) or not 0 < number < float("inf"):
             raise ArgumentError(f"{type(reducer).__name__} takes a finite {name} above 0 and got {value!r}")
 
 
@@ -75,7 +75,7 @@ class EMA(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.alpha, (int, float)) or not 0 <= self.alpha <= 1:
+        if not is_number(self.alpha) or not 0 <= self.alpha <= 1:
             raise ArgumentError(f"EMA takes alpha from 0 to 1 and got {self.alpha!r}")
 
     @property

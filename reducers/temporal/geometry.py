@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_keys
+from reducers.core.constants import is_number
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
@@ -62,7 +63,7 @@ class Geometry(Reducer):
 
     def __post_init__(self) -> None:
         check_reducer(self.reducer, "Geometry")
-        if not isinstance(self.eps, (int, float)) or not self.eps > 0:
+        if not is_number(self.eps) or not self.eps > 0:
             raise ArgumentError(f"Geometry takes eps above 0 and got {self.eps!r}")
 
     @property

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.constants import is_number
 from reducers.core.reducer import MAX_SIZE, Reducer, check_reducer
 from reducers.core.states import require_state, to_device, tree_map
 from reducers.errors import ArgumentError, NoHistoryError
@@ -67,7 +68,7 @@ class History(Reducer):
         check_reducer(self.reducer, "History")
         for name, low in (("step_time", math.ulp(0.0)), ("duration", 0.0)):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not low <= value < math.inf:
+            if not is_number(value) or not low <= value < math.inf:
                 raise ArgumentError(f"History takes a finite {name} {'from 0 up' if not low else 'above 0'} and got {value!r}")
         if not self.duration / self.step_time < MAX_SIZE:
             raise ArgumentError(

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, Union
 import torch
 from torch import Tensor
 
-from reducers.core.constants import as_constant, constant_tensor, numbers
+from reducers.core.constants import as_constant, constant_tensor, is_number, numbers
 from reducers.errors import ArgumentError
 from reducers.kernels.precision import wide_float
 
@@ -41,7 +41,7 @@ def checked(owner: object, how: Interpolation, beyond: Extrapolation | None, tim
     if isinstance(beyond, str) and beyond != "nearest":
         raise ArgumentError(f"no extrapolation {beyond!r}; there is 'nearest', or give a number or a function")
     constant = as_constant(time_constant) if how == "expdecay" else 1.0
-    if not all(isinstance(tau, (int, float)) and tau > 0 for tau in numbers(constant)):
+    if not all(is_number(tau) and tau > 0 for tau in numbers(constant)):
         raise ArgumentError(f"{owner!r} has no time constant above 0; pass one: view(time, 'expdecay', time_constant=...)")
     return constant_tensor(constant)
 

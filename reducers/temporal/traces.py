@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.constants import Constant, as_constant, constant_tensor
+from reducers.core.constants import Constant, as_constant, constant_tensor, is_number
 from reducers.core.inputs import observation, observation_with
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.precision import wide_float
@@ -53,7 +53,7 @@ class _Trace(Affine):
 
     def _check_finite(self, name: str) -> None:
         value = getattr(self, name)
-        if not isinstance(value, (int, float, complex)) or isinstance(value, bool) or not cmath.isfinite(value):
+        if not (isinstance(value, complex) or is_number(value)) or isinstance(value, bool) or not cmath.isfinite(value):
             raise ArgumentError(f"{type(self).__name__} takes a finite {name} and got {value!r}")
 
     def _decay(self, like: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class _MatchTrace(_Trace):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_finite("target")
-        if not isinstance(self.tolerance, (int, float)) or not 0 <= self.tolerance < math.inf:
+        if not is_number(self.tolerance) or not 0 <= self.tolerance < math.inf:
             raise ArgumentError(f"{type(self).__name__} takes a finite tolerance from 0 up and got {self.tolerance!r}")
 
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:

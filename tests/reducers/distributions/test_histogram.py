@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reducers import ArgumentError, DTypeError, Histogram
+from reducers.distributions import histogram as histograms
 
 
 def counted(histogram: Histogram, x: Tensor) -> dict[str, Tensor]:
@@ -108,6 +109,9 @@ def test_units_and_big_tensors() -> None:
         ({"bins": 4, "low": 1.0, "high": 1.0 + 2**-52}, "cannot fit"),
         ({"edges": (1.0,)}, "at least two"),
         ({"edges": (1.0, 1.0)}, "strictly increasing"),
+        ({"edges": (2**53, 2**53 + 1)}, "strictly increasing as floats"),
+        ({"edges": (0, 10**400)}, "finite edges"),
+        ({"bins": 4, "low": 0.0, "high": 10**400}, "finite low and high"),
         ({"edges": (0.0, float("nan"))}, "finite edges"),
         ({"edges": (0.0, 1.0), "low": 0.0}, "got both"),
     ],
@@ -115,6 +119,14 @@ def test_units_and_big_tensors() -> None:
 def test_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Histogram(**arguments)  # type: ignore[arg-type]
+
+
+def test_edges_of_forgotten_histograms_are_not_kept_on_a_cpu() -> None:
+    kept = histograms._kept_bounds.cache_info().currsize
+    for edge in range(200):
+        Histogram(edges=(0.0, 1.0 + edge)).update({}, torch.ones(1 << 14))
+    assert histograms._kept_bounds.cache_info().currsize == kept
+    assert histograms._recent_bounds.cache_info().currsize <= 64
 
 
 def test_complex_numbers_have_no_order() -> None:
