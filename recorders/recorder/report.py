@@ -221,6 +221,10 @@ _ADVICE = {
 def _advice(monitor: Monitor) -> str:
     reasons = monitor.counts.keys() - {"calls"}
     advice = _ADVICE.get(next(iter(reasons))) if len(reasons) == 1 else None
+    if reasons == {"operand was None"} and type(monitor.module).__name__.endswith("Attention"):
+        advice = (
+            "attention returns its probabilities if it is asked: need_weights=True, or attn_implementation='eager' in transformers"
+        )
     return f"all calls were skipped: {advice}" if advice else "all calls were skipped"
 
 

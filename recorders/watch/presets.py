@@ -135,7 +135,8 @@ def gradient_noise(batch_size: int) -> Recorder:
 def attention_entropy(mask: str | None = None, *, per_head: bool = False) -> Recorder:
     """How widely attention is spread over its keys: what the lens `AttentionEntropy` shows.
 
-    It watches `nn.MultiheadAttention` and classes whose names end with Attention, if they return their probabilities.
+    It watches `nn.MultiheadAttention` and classes whose names end with Attention, if they return their probabilities: the former
+    with `need_weights=True`, those of transformers with `attn_implementation="eager"`. `report()` names those that do not.
 
     Args:
         mask: the name of a mask of queries, of shape (batch, time), that `recorder.given` gives: those that are False, such as

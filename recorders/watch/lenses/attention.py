@@ -34,7 +34,7 @@ def AttentionEntropy(
 
     Not visible are probabilities that no module returns: those of `F.scaled_dot_product_attention`, of
     `nn.TransformerEncoderLayer`, which calls its attention with `need_weights=False`, and of all fused kernels. Such a module
-    records nothing, and the report of its recorder says "operand was None".
+    records nothing, and the report of its recorder says how to ask for them.
 
     Each row is divided by its sum, because dropout changes the sum of those that `nn.MultiheadAttention` returns in training. A
     row without any probability is NaN, is counted as non-finite and left out. With a causal mask the first query has one key, so
