@@ -11,12 +11,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from recorders.errors import MissingExtraError, require
-from recorders.recordings.display import Rows, printable, rich_table
+from recorders.recordings.display import FittingTable, Rows, printable
 from recorders.recordings.export import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 __all__ = ["UsageError", "complain", "console", "filled", "print_json", "print_written", "working"]
 
@@ -30,20 +29,16 @@ def console(*, stderr: bool = False) -> Console:
     kind = require("rich.console", "cli").Console
     found: Console = kind(highlight=False, markup=False, stderr=stderr)
     wide = os.environ.get("COLUMNS", "")
-    width = int(wide) if wide.isdecimal() else 160
+    width = (int(wide) if wide.isdecimal() else 0) or 160
     return found if found.is_terminal else kind(highlight=False, markup=False, stderr=stderr, width=width)
 
 
-def filled(shown: Rows, numbers: int) -> Table:
+def filled(shown: Rows, numbers: int) -> FittingTable:
     """A table of all rows; the last columns are numbers. Cells are of one line."""
     require("rich", "cli")
-    from rich.text import Text
-
     headings, items, _ = shown
-    found = rich_table(*headings, numbers=numbers)
-    for row in chain.from_iterable(items):
-        found.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in row))
-    return found
+    cells = ([printable(cell).replace("\n", "\\n") for cell in row] for row in chain.from_iterable(items))
+    return FittingTable(headings, [*cells], numbers)
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:

@@ -11,6 +11,7 @@ from recorders.cli.output import UsageError, print_written, working
 from recorders.cli.sources import Source, add_source, at_least, kind_of, open_source
 from recorders.errors import NotARecordingError
 from recorders.recordings.atomic_files import as_path
+from recorders.watch.charts import drawable
 from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.choice import as_visualizers
@@ -91,7 +92,7 @@ def _replayed(kind: str, target: str, sources: Sequence[Source], path: str, dpi:
     if kind == "png":
         figures = MatplotlibVisualizer()
         with working("drawing"):
-            replay(source, figures)
+            replay(drawable(source), figures)
             return [*figures.save(target, dpi)]
-    replay(source, as_visualizers(f"{kind}:{target}" if target else kind))
+    replay(drawable(source), as_visualizers(f"{kind}:{target}" if target else kind))
     return [target] if target else []

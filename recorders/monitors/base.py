@@ -263,7 +263,7 @@ class Monitor(Observer, Recorded, Past):
 
     @property
     def samples(self) -> int:
-        """The number of observations that were recorded: calls that passed the gate and the filter."""
+        """The number of calls that passed the gate and the filter; if they differed in leaves, how many had the most frequent."""
         return self.buffer.samples
 
     @property

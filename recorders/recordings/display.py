@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 __all__ = [
     "LOST",
     "NET",
+    "FittingTable",
     "Names",
     "Recorded",
     "Rows",
@@ -29,7 +32,6 @@ __all__ = [
     "listed",
     "number",
     "printable",
-    "rich_table",
     "shown_name",
     "sparkline",
 ]
@@ -46,6 +48,7 @@ Rows: TypeAlias = "tuple[Sequence[str], Iterable[Sequence[Sequence[str]]], int]"
 _SHOWN = 4  # statistics of one result, or elements of one tensor
 _LINES = 20  # rows as text
 _ROWS = 100  # rows in terminals and notebooks
+_NARROW, _UNBOUNDED = 60, 1 << 20  # characters: below the first, columns are folded beyond recognition
 _CELL, _LINE = 52, 110  # characters; the first is that of the longest remark of a plan
 
 
@@ -68,16 +71,9 @@ class ShownAsTable:
         title = cut(self.title_shown(), 2 * _LINE)
         return "\n".join([title, *(cut(line, _LINE) for line in lines), *([more] if more else [])])
 
-    def __rich__(self) -> RichTable:
-        from rich.text import Text
-
+    def __rich__(self) -> FittingTable:
         headings, rows, more = self._shown(_ROWS)
-        table = rich_table(*headings)
-        table.title, table.title_justify = Text(self.title_shown()), "left"
-        table.caption, table.caption_justify = more or None, "left"
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return table
+        return FittingTable(headings, rows, title=self.title_shown(), caption=more)
 
     def _repr_html_(self) -> str:
         headings, rows, more = self._shown(_ROWS)
@@ -122,15 +118,52 @@ class Names(KeysView[str]):
         return listed(self)
 
 
-def rich_table(*headings: str, numbers: int = 0) -> RichTable:
-    """A table for `rich` without lines, with the last `numbers` columns to the right."""
-    from rich.table import Table as RichTable  # here, as it takes long to import and most programs print none
+class FittingTable:
+    """A table for `rich` without lines; a block for each row where the terminal is too narrow to read its columns.
 
-    made = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, heading in enumerate(headings):
-        right = place >= len(headings) - numbers
-        made.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return made
+    Args:
+        headings: of the columns.
+        rows: cells, of one line each.
+        numbers: how many of the last columns are to the right.
+        title: above the table.
+        caption: below it.
+    """
+
+    def __init__(
+        self, headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0, *, title: str = "", caption: str = ""
+    ) -> None:
+        self.headings, self.rows, self.numbers, self.title, self.caption = headings, rows, numbers, title, caption
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable | Text]:
+        from rich.table import Table as RichTable  # here, as it takes long to import and most programs print none
+        from rich.text import Text
+
+        style: Any = {"box": None, "pad_edge": False, "header_style": "bold", "padding": (0, 2, 0, 0)}
+        texts = [[*map(Text, row)] for row in self.rows]
+        table = RichTable(**style)
+        for place, heading in enumerate(self.headings):
+            right = place >= len(self.headings) - self.numbers
+            table.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
+        for row in texts:
+            table.add_row(*row)
+        fits = console.measure(table, options=options.update(width=_UNBOUNDED)).maximum <= options.max_width
+        if fits or options.max_width >= _NARROW:
+            table.title, table.title_justify = Text(self.title) if self.title else None, "left"
+            table.caption, table.caption_justify = self.caption or None, "left"
+            yield table
+            return
+        if self.title:
+            yield Text(self.title, style="italic")
+        for first, *others in texts:
+            first.stylize("bold")
+            yield first
+            block = RichTable(show_header=False, **style)
+            for heading, cell in zip(self.headings[1:], others, strict=True):
+                if cell:
+                    block.add_row(f"  {heading}", cell)
+            yield block
+        if self.caption:
+            yield Text(self.caption)
 
 
 def shown_name(name: str) -> str:

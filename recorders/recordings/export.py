@@ -35,6 +35,8 @@ class ExportedLeaves:
     def to_frame(self, backend: Backend | None = None) -> Any:
         """A data frame with one number in each row, in the columns leaf, statistic, index and value; see `Recorder.to_frame`.
 
+        Results with several axes have the columns index_1, index_2 and so on beside index, with the places along these.
+
         >>> from recorders import CallMonitor
         >>> from reducers import Extremes
         >>> loss = CallMonitor(Extremes())
@@ -74,10 +76,10 @@ class ExportedNames(Mapping[str, Any]):
         """A data frame with one number in each row, in the columns name, leaf, statistic, index and value.
 
         `leaf` is the path of the tensor in a nested operand, else ""; `statistic` is the path in the result, such as "mean", or ""
-        if it is one tensor. `index` is the place in it, a whole number, missing of a single number; of results with more axes
-        the columns index_1, index_2 and so on follow, with the places along these. Values are float64:
-        booleans are 0 and 1, complex numbers have the statistics "x.real" and "x.imag". Arrow, Parquet and CSV are written by the
-        frame itself.
+        if it is one tensor. `index` is the place in it along its first axis, a whole number from 0, missing of a single number. If
+        a result has more axes, there are the columns index_1, index_2 and so on after it, with the places along the second axis,
+        the third and so on, missing of results without that axis. Values are float64: booleans are 0 and 1, complex numbers have
+        the statistics "x.real" and "x.imag". Arrow, Parquet and CSV are written by the frame itself.
 
         Args:
             backend: "pandas" or "polars"; None for pandas if it is installed, else Polars.

@@ -100,7 +100,7 @@ class Subrecording(ShownAsTable, Past):
         reducer: the reducer of the states; None if it was loaded from a file and holds a function, or its class is not imported:
             only `saved_results` are known then.
         states: one state per tensor leaf, by the path of the leaf in the operand ("" for a single tensor).
-        samples: the number of observations.
+        samples: the number of observations; if calls differed in the leaves that they had, of the leaf that has most.
         saved_results: the results by leaf at the time of saving; None if this was not loaded.
         monitor: the kind of monitor, such as "ForwardMonitor".
         attr: the attribute or parameter that it watched, if any.

@@ -133,6 +133,8 @@ class NamedResults(ExportedNames):
     def samples(self) -> Samples:
         """The number of observations that each subrecorder recorded, by name; also by index.
 
+        If calls differed in the tensors that they had, it is that of the tensor (the leaf) that has most; `report()` tells of all.
+
         >>> from recorders import CallMonitor, Recorder
         >>> from reducers import Mean
         >>> recorder = Recorder(loss=CallMonitor(Mean())).push("loss", 0.5)

@@ -22,6 +22,7 @@ __all__ = [
     "axis_of",
     "base_of",
     "charts_of",
+    "drawable",
     "in_order",
     "keep_charts",
     "layers_of",
@@ -306,6 +307,28 @@ def charts_of(timeline: Timeline) -> list[ChartView]:
         return [_view(timeline, **entry) for entry in json.loads(timeline.notes().get(_NOTE, "[]"))]
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptRecordingError(f"{timeline.path}: its note of charts cannot be read: {error}") from error
+
+
+def drawable(timeline: Timeline) -> Timeline:
+    """The timeline; if it has no charts, as one that `append` filled, a copy in memory with a chart of each statistic."""
+    if charts_of(timeline) or not timeline.ticks():
+        return timeline
+    made, steps = Timeline(), timeline.steps()
+    charts: dict[str, Chart] = {}
+    layers: dict[str, dict[str, None]] = {}
+    for tick in timeline.ticks():
+        rows: dict[str, dict[str, float]] = {}
+        for name, row in timeline.at(tick).items():
+            for statistic, value in row.items():
+                line = statistic if statistic in LINES else "mean"  # which is drawn; the title says what it is
+                chart = charts.setdefault(statistic, Chart(statistic or "value", (), lines=line, ranges=None))
+                layers.setdefault(statistic, {})[name] = None
+                rows[chart.row(name)] = {line: value}
+        made.append(tick, rows, steps.get(tick))
+    for key, text in timeline.notes().items():
+        made.note(key, text)
+    keep_charts(made, [ChartView(chart, made, tuple(layers[statistic])) for statistic, chart in charts.items()])
+    return made
 
 
 def _view(timeline: Timeline, title: str, of: list[str], layers: list[str], limits: list[float | None], **rest: Any) -> ChartView:

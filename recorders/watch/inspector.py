@@ -306,8 +306,13 @@ class Inspector:
                 advance()
 
     def range(self, *args: int, progress: bool = False) -> Iterator[int]:
-        """Like `iter(range(...))`; the numbers are those of the epochs."""
+        """Like `iter(range(...))`; the numbers are those of the epochs.
+
+        Raises:
+            TickError: the timeline has one of these epochs already, or its ticks are steps. It is raised before the first one.
+        """
         epochs = builtins.range(*args)
+        self._position.check_new(epochs)
         with self._showing.bar(epochs, progress and self._ranks.shows, lambda: self.charts) as advance:
             for epoch in epochs:
                 self.epoch = epoch

@@ -62,6 +62,16 @@ class Position:
             raise TickError(f"no step has ended since the last tick, {self.epoch}: give the optimizer, call step(), or tick(n)")
         return number if number is not None else self.epoch if axis == "epoch" else self._clock.step
 
+    def check_new(self, epochs: range) -> None:
+        """Raises `TickError` if one of these epochs could not be ticked; asked before the training that would be lost."""
+        self.check("epoch", 0)
+        ticks = self._timeline.ticks()
+        if taken := [epoch for epoch in ticks if epoch in epochs]:
+            raise TickError(
+                f"{self._timeline.path} has epoch {taken[0]} already: call resume({taken[0]}) to go on from there, which deletes "
+                f"it and later ones; or begin after the last one, range({max(ticks) + 1}, ...); or give another timeline"
+            )
+
     def notes(self, axis: str) -> dict[str, str]:
         """The note that the first tick writes; none for later ones."""
         return {} if axis == self.axis else notes_of_axis(axis)

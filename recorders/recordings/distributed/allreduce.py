@@ -44,8 +44,8 @@ class _Batch(NamedTuple):
 class Reduction:
     """What is reduced of the recordings that some manifests announce; alike on all ranks.
 
-    A leaf is reduced if no rank holds it as a copy or part of a tensor, and if those tensors of it that merge element by element
-    are alike on all ranks that have them. The counts of observations are added up with them.
+    A leaf is reduced if no rank holds it as a copy or part of a tensor, or under a further name, and if those tensors of it that
+    merge element by element are alike on all ranks that have them. The counts of observations are added up with them.
 
     Args:
         manifests: those of all ranks, each once, in their order.
@@ -73,6 +73,9 @@ class Reduction:
                         known = self._specs.setdefault((name, leaf, key), text)
                         if known != text and (spec_of(known).op or spec_of(text).op):
                             unlike.add((name, leaf))
+        for manifest in manifests if reduces else ():  # what one rank has under a further name merges with that name of others
+            for alias, name in manifest["aliases"].items():
+                placed |= {alias, name} if alias in self._entries else set()
         batches: dict[tuple[torch.dtype, str], _Batch] = {}
         for path, text in self._specs.items():
             spec = spec_of(text)

@@ -203,13 +203,6 @@ def differences(manifests: Sequence[Manifest], ranks: Sequence[int], missing: Mi
                 yield f"{name!r} is {expected['is']} on rank {before} and {entry['is']} on rank {rank}"
             elif unlike := _unlike(expected["states"], entry["states"]):
                 yield f"{name!r} merges as {unlike[0]} on rank {before} and as {unlike[1]} on rank {rank}: is that another version?"
-    for rank, manifest in zip(ranks, manifests, strict=True):
-        for alias in sorted(manifest["aliases"].keys() & known.keys()):
-            name, other = manifest["aliases"][alias], known[alias][0]
-            yield (
-                f"{alias!r} is a further name of {name!r} on rank {rank}, as equal monitors are one, and has a monitor of its own "
-                f"on rank {other}: put the same monitors on every rank"
-            )
     for name, (rank, entry) in known.items() if missing == "keep" else ():
         without = [other for other, manifest in zip(ranks, manifests, strict=True) if name not in manifest["subrecorders"]]
         if without and entry["part"][0] is None:

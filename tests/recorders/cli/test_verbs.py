@@ -377,3 +377,47 @@ def test_a_table_that_nobody_reads_on_is_a_closed_pipe(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait(120) == Status.PIPE_CLOSED
+
+
+def test_a_timeline_that_append_filled_is_reported_with_a_chart_of_each_statistic(tmp_path: Path, capsys: Printed) -> None:
+    with Timeline(tmp_path / "run.db") as timeline:
+        for tick in range(3):
+            timeline.append(tick, {"loss": {"mean": 1.0 + tick, "share": 0.25}, "deep/layer": {"mean": 7.0}}, step=10 * tick)
+    before = (tmp_path / "run.db").read_bytes()
+    text = run(capsys, "report", tmp_path / "run.db", "--to", "text")[0]
+    assert text.split("\n")[:4] == ["mean, tick 0", "layer       mean", "loss           1", "deep/layer     7"]
+    assert "share, tick 2\nlayer  mean\nloss   0.25" in text
+    page = run(capsys, "report", tmp_path / "run.db", "--to", "-")[0]
+    assert "deep/layer" in page
+    pytest.importorskip("matplotlib")
+    drawn = run(capsys, "report", tmp_path / "run.db", "--to", f"png:{tmp_path / 'figures'}")[0]
+    assert [Path(line).name for line in drawn.split()] == ["mean.png", "share.png"]
+    assert (tmp_path / "run.db").read_bytes() == before
+
+
+NARROW = """loss
+  monitor       CallMonitor
+  result        mean 0.5, var nan, min
+                0.5, max 0.5, ...
+  observations  1
+encoder.layers.10.attention.output.proje
+ction
+  monitor       CallMonitor"""
+
+
+def test_tables_on_narrow_terminals_are_blocks_of_lines(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "encoder.layers.10.attention.output.projection"
+    for folder, value in (("one", 0.5), ("other", 0.75)):
+        recorder = Recorder(loss=CallMonitor(Summary())).add(name, CallMonitor(Summary()))
+        recorder.push(name, value).push("loss", value).save(tmp_path / folder)
+    wide = run(capsys, "diff", tmp_path / "one", tmp_path / "other")[0]
+    for width in (0, 1, 20, 40, 59):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = run(capsys, "show", tmp_path / "one")[0].splitlines()
+        told = run(capsys, "diff", tmp_path / "one", tmp_path / "other")[0]
+        if width == 0:
+            assert told == wide
+        if width == 40:
+            assert "\n".join(line.rstrip() for line in shown).startswith(NARROW)
+            assert "\n  statistic  mean" in told
+            assert "\n  change     " in told

@@ -71,7 +71,7 @@ class Plan:
     """What a sync of these ranks would reduce and gather; one process plays them all."""
 
     def __init__(self, ranks: Sequence[Recording]) -> None:
-        self.packed = [pack(recording, CPU, "error", "sync(to='all', missing='error')") for recording in ranks]
+        self.packed = [pack(recording, CPU, "keep", "sync(to='all', missing='keep')") for recording in ranks]
         parsed = {packed.manifest: parse(packed.manifest) for packed in self.packed}
         self.reduction = Reduction([*parsed.values()], reduces=True)
         self.indices = [Index(parsed[packed.manifest], self.reduction.paths, self.reduction.counted) for packed in self.packed]
@@ -125,6 +125,21 @@ def test_every_reducer_merges_over_ranks_as_if_it_were_gathered(case: Case, data
     merged, _ = merged_without_processes(ranks)
     check_alike(merged, expected)
     assert merged.aliases == expected.aliases
+
+
+def test_what_is_another_name_on_one_rank_merges_as_if_it_were_gathered() -> None:
+    reducer = Sum()
+
+    def recording(*names: str, **aliases: str) -> Recording:
+        part = Subrecording(reducer, {"": reducer.update({}, torch.tensor(2.0))}, 1)
+        return Recording(dict.fromkeys(names, part), aliases)
+
+    ranks = [recording("a", "c", b="a"), recording("b", "c"), recording("a", "b", "c"), recording("b", "c", d="c")]
+    expected = reduce(lambda one, other: one.merge(other, missing="keep"), ranks)
+    merged, plan = merged_without_processes(ranks)
+    check_alike(Recording({name: merged[name] for name in expected}), expected)
+    assert {name: part.samples for name, part in merged.items()} == {"a": 2, "b": 4, "c": 4}
+    assert {path[0] for path in plan.reduction.paths} == {"c"}
 
 
 EVERYTHING = Product(

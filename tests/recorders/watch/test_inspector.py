@@ -315,6 +315,22 @@ def test_a_timeline_is_continued(tmp_path: Path) -> None:
         inspector.timeline.close()
 
 
+def test_epochs_that_the_timeline_has_are_refused_before_the_first_of_them_runs(tmp_path: Path) -> None:
+    with Inspector(lenses=[], timeline=tmp_path / "run.db") as before:
+        for _ in before.range(2):
+            before.push_loss(1.0)
+    inspector, ran = Inspector(lenses=[], timeline=tmp_path / "run.db"), []
+    with pytest.raises(TickError, match=r"run.db has epoch 1 already: call resume\(1\).*range\(2, ...\).*another timeline"):
+        ran += inspector.range(1, 4)
+    assert (ran, inspector.timeline.ticks()) == ([], [0, 1])
+    inspector.resume(1)
+    assert ([*inspector.range(1, 4)], inspector.timeline.ticks()) == ([1, 2, 3], [0, 1, 2, 3])
+    by_step = Inspector(lenses=[])
+    by_step.tick(5)
+    with pytest.raises(TickError, match="are steps, and cannot be epochs too"):
+        next(by_step.range(2))
+
+
 def test_loops_tick_after_each_body_and_not_after_a_break() -> None:
     inspector = Inspector(lenses=[])
     for epoch in inspector.range(3, 9, 2):

@@ -14,7 +14,7 @@ from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.streams.files import StreamFiles
-from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, notes_of_layers
+from recorders.watch.charts import Chart, ChartView, charts_of, drawable, keep_charts, notes_of_layers
 from recorders.watch.diagnosis import findings as rules
 from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.opened import open_recorded
@@ -55,6 +55,8 @@ class Run:
     def of(cls, source: Run | Timeline | Recorder | Recording | StreamFiles | str | os.PathLike[str], name: str = "") -> Run:
         """A run from what was recorded: a timeline, a recording, or the path or URL of either, whose name it gets.
 
+        Of a timeline without charts, as one that `append` filled, there is a chart of each statistic.
+
         Raises:
             RecordingNotFoundError: there is nothing at the path.
             LensError: it is none of these, or a recording of which `overview` reads nothing.
@@ -65,7 +67,7 @@ class Run:
         if isinstance(source, Run):
             return source
         if isinstance(source, Timeline):
-            return cls(source, name, rules.findings(source))
+            return cls(drawable(source), name, rules.findings(source))
         if isinstance(source, (Recorder, Recording)):
             return cls(recorded_once(source), name, rules.findings(source))
         raise LensError(f"a page shows timelines, recorders and recordings; got {source!r:.100}")
