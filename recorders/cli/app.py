@@ -23,8 +23,6 @@ from reducers import ReducerError
 from reducers.errors import did_you_mean
 from reducers.kernels.cpp import library
 
-__all__ = ["VERBS", "Status", "main"]
-
 VERBS = {"show": show, "diff": diff, "report": report, "check": check, "merge": merge, "export": export, "demo": demo}
 
 GONE = {

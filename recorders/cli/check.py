@@ -16,8 +16,6 @@ from recorders.recordings.storage import tools
 from recorders.streams.files import StreamFiles
 from recorders.watch.timeline import Timeline
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds what `run` takes."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Mapping
 
-__all__ = ["add_arguments", "run"]
-
 Words = Mapping[str, Mapping[str, str]]
 """By verb, "" for none: each word that may come, and what it is."""
 

@@ -11,8 +11,6 @@ from recorders.cli.output import print_json
 from recorders.cli.sources import at_least, place
 from recorders.errors import require
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds what `run` takes."""

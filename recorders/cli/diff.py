@@ -23,8 +23,6 @@ from recorders.watch.divergence.runs.search import divergence
 from recorders.watch.divergence.runs.steps import Replay, bisect_steps
 from recorders.watch.timeline import Timeline
 
-__all__ = ["add_arguments", "run"]
-
 _FAIL_OVER = "end with status 1 if any change is larger, or a layer, statistic or shape is not the same in both, or the runs part"
 _MAP = "a module of the second run, if it has another name and is not found by what it computes; again for several"
 _REPEAT = "the first run once more, which shows what noise is"

@@ -19,8 +19,6 @@ from recorders.recordings.export import COLUMNS, rows
 from recorders.streams.files import StreamFiles
 from recorders.watch.timeline import Timeline
 
-__all__ = ["add_arguments", "run"]
-
 _BLOCK = 100_000  # rows written at once
 
 Row = tuple[Any, ...]

@@ -12,8 +12,6 @@ from recorders.errors import StorageError
 from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.storage import tools
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds what `run` takes."""

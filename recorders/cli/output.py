@@ -17,8 +17,6 @@ from recorders.recordings.export import plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["UsageError", "complain", "console", "filled", "print_json", "print_written", "working"]
-
 
 class UsageError(Exception):
     """The arguments do not fit together."""

@@ -19,8 +19,6 @@ from recorders.watch.visualizers.html import Run, html_report
 from recorders.watch.visualizers.html.page import write_whole
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 
-__all__ = ["add_arguments", "run"]
-
 _TO = (
     "html[:PAGE], png[:FOLDER], text, tensorboard[:FOLDER], wandb[:PROJECT], or a visualizer of another package; "
     "again for several. PAGE.html is html:PAGE.html, and - is html:-, the page on the standard output"

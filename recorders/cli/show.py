@@ -29,8 +29,6 @@ from recorders.watch.visualizers.screen import screen_of
 from recorders.watch.visualizers.text import TextVisualizer
 from recorders.watch.visualizers.visualizer import finish
 
-__all__ = ["add_arguments", "run"]
-
 _LISTED = 64  # elements of one tensor in JSON
 
 

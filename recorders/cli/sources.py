@@ -15,8 +15,6 @@ from recorders.watch.opened import open_recorded
 from recorders.watch.timeline import Timeline
 from reducers.errors import did_you_mean
 
-__all__ = ["Source", "add_names", "add_source", "at_least", "chosen_names", "kind_of", "open_source", "place"]
-
 Source: TypeAlias = "Recording | Timeline | StreamFiles"
 
 

@@ -46,8 +46,6 @@ from reducers import Activity, Collect, Product, Summary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Digits", "demo", "digits", "figure", "network", "train", "watch"]
-
 TRAINED = 1400
 """Of the images, how many are for training; the rest is for testing."""
 BATCH = 50

@@ -8,7 +8,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from recorders.recordings.cell import Cell
-from recorders.recordings.distributed.sync import Group, sync
+from recorders.recordings.distributed.collectives import Group
+from recorders.recordings.distributed.sync import sync
 from recorders.recordings.recording import Recording
 from reducers import Reducer, Result
 

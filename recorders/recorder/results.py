@@ -15,8 +15,9 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.snapshots import merged, resume
 from recorders.recorder.report import warned_of_left_out
 from recorders.recordings.display import Names, Rows, ShownAsTable
+from recorders.recordings.distributed.collectives import Group
 from recorders.recordings.distributed.sharded import load_own, save_sharded
-from recorders.recordings.distributed.sync import Group, SyncHandle, sync
+from recorders.recordings.distributed.sync import SyncHandle, sync
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names, part_rows
 from recorders.recordings.storage.commit import never_committed
 from recorders.recordings.storage.save import Layout, Turn, save_in_background, save_in_turn

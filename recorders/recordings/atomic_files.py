@@ -21,18 +21,6 @@ from recorders.errors import CorruptRecordingError, StorageError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "FileLock",
-    "as_path",
-    "flush_file",
-    "flush_folder",
-    "is_url",
-    "open_regular",
-    "read_regular",
-    "written_whole",
-]
-
-
 NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 """How file systems say that they have no locks, or do not flush folders."""
 

@@ -14,8 +14,6 @@ from reducers import Reducer, Result, State, StateError, StateMismatchError
 from reducers.core.reducer import check_reducer
 from reducers.core.states import check_states, without_values
 
-__all__ = ["Cell"]
-
 _PREFIX = "state/"
 _SAMPLES = "samples"
 

@@ -16,26 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-__all__ = [
-    "LOST",
-    "NET",
-    "FittingTable",
-    "Names",
-    "Recorded",
-    "Rows",
-    "ShownAsTable",
-    "brief",
-    "cut",
-    "flat_leaves",
-    "flat_numbers",
-    "is_named",
-    "listed",
-    "number",
-    "printable",
-    "shown_name",
-    "sparkline",
-]
-
 LOST = "\u00d7"
 """Stands for a value that is not finite."""
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"

@@ -16,8 +16,6 @@ from recorders.errors import RecordingWarning, require
 from recorders.recordings.display import flat_leaves
 from reducers.errors import warn_user
 
-__all__ = ["COLUMNS", "Backend", "ExportedLeaves", "ExportedNames", "Row", "as_data", "as_frame", "plain", "rows"]
-
 Backend: TypeAlias = Literal["pandas", "polars"]
 Row: TypeAlias = "tuple[str, str, str, str, float]"
 _Block: TypeAlias = "tuple[str, str, str, list[tuple[int, ...]], list[float]]"

@@ -12,8 +12,6 @@ from reducers import History, NoHistoryError, Result, State, from_recipe
 from reducers.temporal.history import history_of
 from reducers.temporal.interpolation import Extrapolation, Interpolation
 
-__all__ = ["Past", "why_unknown"]
-
 
 class _Recorded(Protocol):
     @property

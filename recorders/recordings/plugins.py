@@ -14,8 +14,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from recorders.errors import PluginError
 from reducers import Reducer
 
-__all__ = ["Group", "import_reducers", "names_of_plugins", "plugin"]
-
 Group: TypeAlias = Literal["visualizers", "lenses", "reducers"]
 
 

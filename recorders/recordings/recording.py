@@ -20,22 +20,6 @@ from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 from reducers.errors import did_you_mean
 
-__all__ = [
-    "LeftOut",
-    "Missing",
-    "Progress",
-    "Recording",
-    "Subrecording",
-    "check_alike",
-    "check_same_names",
-    "left_out",
-    "lookup",
-    "part_rows",
-    "register_writer",
-    "stands_for_one",
-]
-
-
 Missing: TypeAlias = Literal["error", "keep"]
 """What to do with a name that only some recordings hold."""
 

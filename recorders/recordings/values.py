@@ -13,8 +13,6 @@ from recorders.errors import SelectionError
 from recorders.recordings.display import Names, flat_leaves, listed
 from recorders.recordings.export import ExportedLeaves, ExportedNames
 
-__all__ = ["LeafResults", "NamedResults", "Samples", "are_close", "bare", "chosen"]
-
 
 class LeafResults(ExportedLeaves):
     """Results by leaf: what monitors, subrecordings and cells have in common.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from reducers.kernels.locks import new_lock
 
-__all__ = ["Buffers"]
-
 LEAST = 1 << 20
 """Smaller tensors are made by PyTorch, whose memory is used again soon enough."""
 

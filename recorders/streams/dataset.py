@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
     from typing_extensions import Self
 
-__all__ = ["StreamDataset"]
-
 BATCH = 32
 """Who reads so many rows in the order of a shuffle is likely to read the rest of the window."""
 

@@ -19,8 +19,6 @@ from recorders.recordings.storage.remote import fetch_file
 from recorders.streams.index import INDEX, Kind, Shard, read_index
 from recorders.streams.parts import OpenFile, PartReader
 
-__all__ = ["StreamFiles"]
-
 OPEN = 16
 """How many files are kept open, which systems limit; to open one again takes microseconds."""
 

@@ -16,8 +16,6 @@ from recorders.streams.index import Kind
 if TYPE_CHECKING:
     from datasets import Features, IterableDataset
 
-__all__ = ["iterable_dataset"]
-
 Gather: TypeAlias = "Callable[[Tensor, bool], tuple[dict[str, Tensor], Tensor]]"
 
 TABLE, TABLE_BYTES = 1024, 1 << 26

@@ -22,8 +22,6 @@ from recorders.errors import CorruptRecordingError, NotARecordingError, Recordin
 from recorders.recordings.storage.schema import MAX_LINE, facts_of_line, sealed_line
 from recorders.recordings.storage.tensors import CODES, MAX_RANK
 
-__all__ = ["BLOCK", "FIRST", "INDEX", "OURS", "PAYLOAD", "Kind", "Part", "Shard", "append", "as_line", "read_index"]
-
 INDEX = "index.jsonl"
 OURS = re.compile(r"\d{8}-\d{4}-[\w.-]{0,60}\.safetensors", re.ASCII)
 """The names of the files of shards: the number of the shard, of the place in it, and a name to recognise it by."""

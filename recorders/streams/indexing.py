@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Index", "positions"]
-
 Index: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | Tensor | Any"
 """A whole number, a slice with any step, whole numbers, or a mask of one bool for each row; of Python, PyTorch or NumPy."""
 

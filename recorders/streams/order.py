@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RUN", "Shuffle"]
-
 RUN = 256
 """How many rows that lie beside each other are drawn together by a shuffle with a window."""
 

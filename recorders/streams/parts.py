@@ -23,8 +23,6 @@ try:
 except ImportError:
     from zlib import crc32
 
-__all__ = ["OpenFile", "PartReader", "PartWriter", "header", "spans_of"]
-
 
 def header(kind: Kind, rows: int) -> bytes:
     """The first `PAYLOAD` bytes of a file. Complex rows are pairs of reals; dtypes unknown to safetensors are integers."""

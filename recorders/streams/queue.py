@@ -12,8 +12,6 @@ from torch import Tensor
 
 from recorders.streams.index import Kind
 
-__all__ = ["Queue", "QueuedRows", "as_row_ids", "moment", "on_host"]
-
 
 class QueuedRows(NamedTuple):
     """Rows on their way to the disk.

@@ -17,8 +17,6 @@ from reducers import Reducer, State, TensorPart
 from reducers.core.inputs import observation
 from reducers.core.states import require_state
 
-__all__ = ["RowCount", "RowSink", "rows_of"]
-
 
 @dataclass(frozen=True)
 class RowCount(Reducer):

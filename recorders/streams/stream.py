@@ -35,8 +35,6 @@ from reducers.kernels.locks import new_lock
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Stream"]
-
 MIB = 1 << 20
 
 

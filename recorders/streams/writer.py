@@ -19,8 +19,6 @@ from recorders.streams.index import FIRST, INDEX, OURS, Kind, Shard, append, as_
 from recorders.streams.parts import PartWriter
 from recorders.streams.queue import Queue, QueuedRows, as_row_ids, on_host
 
-__all__ = ["Writer"]
-
 LOCK = ".lock"
 
 _all: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -11,28 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 from recorders.errors import CorruptRecordingError, LensError, SelectionError
 from recorders.watch.timeline import Timeline
 
-__all__ = [
-    "LINES",
-    "RANGES",
-    "Across",
-    "Aggregation",
-    "Chart",
-    "ChartView",
-    "Point",
-    "axis_of",
-    "base_of",
-    "charts_of",
-    "drawable",
-    "in_order",
-    "keep_charts",
-    "layers_of",
-    "network_order",
-    "notes_of_axis",
-    "notes_of_charts",
-    "notes_of_layers",
-    "silent_in",
-]
-
 Aggregation: TypeAlias = "str | Iterable[str] | None"
 
 LINES = ("mean", "std", "min", "max", "median", "Q1", "Q3")

@@ -15,8 +15,6 @@ from recorders.recordings.display import flat_leaves, listed, shown_name
 from recorders.recordings.recording import Recording, check_recorded
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Change", "Comparison", "Reshaped", "compare", "results_by_name"]
-
 _PLACES = frozenset({"mean", "median", "Q1", "Q3"})
 """Statistics whose change is measured in standard deviations, if these are known. Not extremes, which differ by chance."""
 

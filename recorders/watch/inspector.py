@@ -24,8 +24,6 @@ from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
 from recorders.watch.visualizers.choice import Visualizers
 
-__all__ = ["Inspector"]
-
 DEFAULT = ("ParameterGradientGeometry", "UpdateRatio", "NonFinite")
 """Lenses that say something of any net that is trained."""
 

@@ -27,8 +27,6 @@ from recorders.watch.lenses.lens import Lens, spread, statistics
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Kind", "LensRecorders"]
-
 Kind: TypeAlias = Literal["loss", "metric"]
 
 

@@ -15,8 +15,6 @@ from recorders.watch import lenses as known
 from recorders.watch.charts import Chart
 from recorders.watch.lenses import Lens, LossMetrics
 
-__all__ = ["apart", "complete", "is_of_evaluation", "with_options"]
-
 
 def complete(given: str | Lens | Iterable[str | Lens]) -> tuple[Lens, ...]:
     """The lenses, and `LossMetrics` for losses and metrics that none of them shows."""

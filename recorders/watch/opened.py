@@ -16,8 +16,6 @@ from recorders.streams.index import INDEX
 from recorders.watch.timeline import Timeline
 from reducers.errors import did_you_mean
 
-__all__ = ["open_recorded"]
-
 
 def open_recorded(source: str | os.PathLike[str]) -> Recording | Timeline | StreamFiles:
     """The recording, the timeline or the stream at a path or a URL; nothing is created or changed.

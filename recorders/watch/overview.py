@@ -17,8 +17,6 @@ from recorders.ring.state import path_of
 from recorders.watch.diagnosis.limits import is_idle, usual_growth
 from recorders.watch.spread import ACTIVITY, IDLE, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
-__all__ = ["Layer", "layer_names", "overview", "pushed"]
-
 _RECTIFIERS = frozenset({"ReLU", "ReLU6", "Threshold", "Hardshrink", "Softshrink"})
 """Activation functions of which a unit that does not respond is exactly zero."""
 _ROLES = {

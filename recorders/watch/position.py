@@ -14,8 +14,6 @@ from recorders.watch.timeline import Timeline
 from reducers import Max
 from reducers.errors import warn_user
 
-__all__ = ["Position", "Ranks"]
-
 
 class Position:
     """Where an inspector is in a training.

@@ -13,8 +13,6 @@ from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.choice import Visualizers, as_visualizers
 from recorders.watch.visualizers.visualizer import finish
 
-__all__ = ["as_of", "replay"]
-
 
 def replay(timeline: Timeline | str | os.PathLike[str], show: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
     """Shows a recorded timeline, tick after tick, as during the training.

@@ -14,8 +14,6 @@ from recorders.watch.visualizers.screen import Screen, screen_of
 from recorders.watch.visualizers.visualizer import Pace, finish
 from reducers.errors import warn_user
 
-__all__ = ["ProgressBar", "Showing"]
-
 
 class Showing:
     """Calls visualizers; if one raises, warns once, and goes on with the others."""

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from reducers import FirstNonfinite, Norm, Product, Quantile, Reducer
 
-__all__ = ["ACTIVITY", "IDLE", "MOMENTS", "Spread", "find", "first_nonfinite", "spread_of", "steps", "zero_units"]
-
 MOMENTS = frozenset({"count", "mean", "var"})
 _SUMMARY = MOMENTS | {"min", "max", "nan", "inf"}
 ACTIVITY = frozenset({"rate", "dead"})

@@ -19,8 +19,6 @@ from recorders.recordings.recording import Recording
 from recorders.recordings.storage.tensors import as_bytes
 from reducers import State
 
-__all__ = ["Kind", "Reduction"]
-
 Kind: TypeAlias = Literal["whole sum", "float sum", "highest"]
 """The all-reduces: sums of int64, sums of float64, maxima of int64."""
 

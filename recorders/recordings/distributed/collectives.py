@@ -23,8 +23,6 @@ from recorders.recordings.display import listed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
-__all__ = ["REDUCE_FROM", "Exchange", "Group", "Message", "free_memory", "is_alone"]
-
 T = TypeVar("T")
 
 Group: TypeAlias = "ProcessGroup | DeviceMesh | None"

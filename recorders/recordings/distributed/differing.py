@@ -14,8 +14,6 @@ from recorders._torch import outside_modes
 from recorders.recordings.storage.tensors import as_bytes
 from reducers import Product, Reducer, State
 
-__all__ = ["Copy", "Differing", "compared", "equal_states", "equal_tensors"]
-
 
 @dataclass(frozen=True)
 class Copy:

@@ -23,8 +23,6 @@ from recorders.recordings.recording import Recording, Subrecording, check_alike
 from reducers import Product, Reducer, State, TensorPart
 from reducers.errors import warn_user
 
-__all__ = ["Merged", "merge_parts", "merged_aliases"]
-
 T = TypeVar("T")
 
 _FIRST = "The first of them counts."

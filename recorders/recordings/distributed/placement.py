@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Placement", "from_plain", "is_plain_placement", "to_plain"]
-
 MOST = 64
 """Axes of a tensor, or dimensions of a mesh: PyTorch's operations take no more."""
 

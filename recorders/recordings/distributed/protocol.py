@@ -27,8 +27,6 @@ from recorders.recordings.storage.save import versions
 from recorders.recordings.storage.tensors import as_bytes, why_no_memory
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 
-__all__ = ["Index", "Manifest", "Packed", "Path", "Sent", "Spec", "blank", "differences", "pack", "parse", "spec_of"]
-
 Manifest: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, str, str]
 """A tensor of a state: the name of the subrecorder, the leaf and the key."""

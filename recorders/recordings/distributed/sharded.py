@@ -31,8 +31,6 @@ from recorders.recordings.storage.schema import RankFile, encode_ranks, rank_fil
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["load_own", "save_sharded"]
-
 VISIBLE_SECONDS = 5.0
 """How long a rank waits for what another one has made: network file systems may show it a little later."""
 

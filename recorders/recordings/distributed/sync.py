@@ -24,8 +24,6 @@ from reducers.kernels.locks import new_lock
 if TYPE_CHECKING:
     from torch.distributed import Work
 
-__all__ = ["Group", "SyncHandle", "sync"]
-
 T = TypeVar("T")
 
 LONGEST_AT_EXIT_S = 5.0

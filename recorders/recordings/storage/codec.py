@@ -20,8 +20,6 @@ from recorders.recordings.storage.tensors import stored_as
 from reducers import RecipeError, Reducer, ReducerError, State, from_recipe, to_recipe
 from reducers.core.reducer import registry
 
-__all__ = ["Contents", "Recipes", "no_collection", "rebuilt"]
-
 
 class Contents:
     """What is written of a subrecording.

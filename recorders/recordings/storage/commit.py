@@ -32,8 +32,6 @@ from recorders.recordings.storage.schema import (
     read_rank,
 )
 
-__all__ = ["Commit", "Generation", "check_same_net", "names_at", "names_in", "never_committed"]
-
 LOCK = ".lock"
 MAX_START = 4096
 """In how many bytes of a manifest the name of its generation is looked for first."""

@@ -39,8 +39,6 @@ from recorders.recordings.storage.tensors import read_tensors, shared_tensors
 from reducers import Reducer
 from reducers.errors import did_you_mean, warn_user
 
-__all__ = ["load", "load_lazily", "manifest_at"]
-
 ATTEMPTS = 100
 """How often `load` starts again if a save replaces the recording meanwhile."""
 

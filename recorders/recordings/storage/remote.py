@@ -28,8 +28,6 @@ from recorders.recordings.storage.schema import (
     read_rank,
 )
 
-__all__ = ["fetch", "fetch_file", "fetched", "renamed", "send"]
-
 ATTEMPTS = 10
 """How often a recording is fetched again if a save replaced it meanwhile."""
 

@@ -38,18 +38,6 @@ from reducers.errors import warn_user
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "Layout",
-    "Turn",
-    "save",
-    "save_in_background",
-    "save_in_turn",
-    "versions",
-    "warn_left_out",
-    "write_files",
-    "write_rank",
-]
-
 Layout: TypeAlias = Literal["folder", "packed"]
 """Whether every subrecorder has a file of its own, or all share one."""
 

@@ -20,34 +20,6 @@ from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaEr
 from recorders.recordings.atomic_files import read_regular
 from recorders.recordings.distributed.placement import is_plain_placement
 
-__all__ = [
-    "GENERATION",
-    "MANIFEST",
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "Entry",
-    "Manifest",
-    "RankFile",
-    "Tree",
-    "check_replaceable",
-    "decode",
-    "encode",
-    "encode_ranks",
-    "facts_of_line",
-    "generation_folder",
-    "is_count",
-    "is_generation",
-    "is_text",
-    "is_text_or_none",
-    "mapping",
-    "rank_file",
-    "read_manifest",
-    "read_rank",
-    "recording_of",
-    "sealed_line",
-    "shown_ranks",
-]
-
 MANIFEST = "manifest.json"
 SCHEMA = 1
 """Of all manifests, of one process and of many ranks. Another number is that of a newer version."""

@@ -27,22 +27,6 @@ from recorders._torch import is_fake
 from recorders.errors import CorruptRecordingError, StorageError
 from recorders.recordings.atomic_files import open_regular
 
-__all__ = [
-    "CODES",
-    "MAX_RANK",
-    "PAIRS",
-    "address",
-    "as_bytes",
-    "as_memory",
-    "chunks",
-    "describe",
-    "kept_bytes",
-    "read_tensors",
-    "shared_tensors",
-    "stored_as",
-    "why_no_memory",
-]
-
 CODES = {
     # The dtypes that every safetensors from 0.5 on can read.
     "float64": "F64",

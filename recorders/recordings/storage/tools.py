@@ -22,8 +22,6 @@ from recorders.recordings.storage.save import save, versions, warn_left_out, wri
 from recorders.recordings.storage.schema import decode, encode_ranks
 from recorders.recordings.storage.tensors import read_tensors
 
-__all__ = ["from_state_dict", "merge", "repair", "to_state_dict", "verify"]
-
 
 def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error") -> Recording:
     """The recordings at several paths as one, earliest first: of the tasks of a job array, of machines, of days.

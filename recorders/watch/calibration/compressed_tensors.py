@@ -15,8 +15,6 @@ from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Subrecording
 from recorders.watch.calibration.ranges import PLAIN, Scheme, asked_ranges, only, qparams
 
-__all__ = ["to_compressed_tensors"]
-
 _FORMAT = "compressed-tensors"
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from reducers import Quantile, State
 from reducers.errors import ArgumentError
 
-__all__ = ["Distribution", "pooled"]
-
 
 @dataclass(frozen=True)
 class Distribution:

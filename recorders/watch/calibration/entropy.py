@@ -9,8 +9,6 @@ from recorders.watch.calibration.distribution import Distribution
 from recorders.watch.calibration.methods import ClippingRange
 from reducers.errors import ArgumentError
 
-__all__ = ["entropy"]
-
 _BINS = 2048
 _FIRST = 128
 _MOST_BITS = 11

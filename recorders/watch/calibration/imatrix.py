@@ -11,8 +11,6 @@ from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Subrecording
 from recorders.watch.calibration.ranges import importance
 
-__all__ = ["to_imatrix"]
-
 
 def to_imatrix(
     recording: Mapping[str, Subrecording],

@@ -12,8 +12,6 @@ from recorders.watch.calibration.distribution import Distribution
 from reducers import affine_qparams
 from reducers.errors import ArgumentError
 
-__all__ = ["ClippingRange", "Method", "minmax", "mse", "percentile"]
-
 
 class ClippingRange(NamedTuple):
     """The numbers that integers cover; those beyond are clipped.

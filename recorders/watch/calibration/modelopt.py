@@ -15,8 +15,6 @@ from recorders.recordings.recording import Subrecording
 from recorders.watch.calibration.ranges import PLAIN, Scheme, asked_ranges, only, weight_of
 from reducers.errors import ArgumentError
 
-__all__ = ["to_modelopt"]
-
 _FORMAT = "ModelOpt"
 
 

@@ -20,20 +20,6 @@ from reducers import Product, Quantile, Reducer, State, affine_qparams
 from reducers.core.reducer import check_size
 from reducers.errors import ArgumentError
 
-__all__ = [
-    "PLAIN",
-    "Importance",
-    "Scheme",
-    "Side",
-    "asked_ranges",
-    "importance",
-    "only",
-    "qparams",
-    "ranges",
-    "weight_of",
-    "weight_ranges",
-]
-
 Side: TypeAlias = Literal["input", "output"]
 
 

@@ -14,8 +14,6 @@ from recorders.recordings.recording import Subrecording
 from recorders.watch.calibration.ranges import PLAIN, Scheme, only, qparams, ranges
 from reducers.errors import ArgumentError
 
-__all__ = ["to_torchao"]
-
 
 def to_torchao(
     recording: Mapping[str, Subrecording],

@@ -12,8 +12,6 @@ from recorders.recordings.display import listed, shown_name
 from recorders.watch.divergence.pairing import Pairs
 from recorders.watch.divergence.tracing import Net, TracedCall
 
-__all__ = ["aligned"]
-
 
 def aligned(a: Net, b: Net, names: Mapping[str, str] | None) -> dict[tuple[str, int], TracedCall]:
     """By name and number of a call of the second net, the call of the first that belongs to it.

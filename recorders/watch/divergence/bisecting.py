@@ -25,8 +25,6 @@ from recorders.watch.divergence.restoring import Restored
 from recorders.watch.divergence.result import Divergence
 from recorders.watch.divergence.tracing import Net, TracedCall, Watcher, copied, only_compiled
 
-__all__ = ["bisect"]
-
 
 def bisect(
     net_a: nn.Module,

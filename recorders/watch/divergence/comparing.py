@@ -13,8 +13,6 @@ from recorders.capture.operands import leaves
 from recorders.watch.divergence.distance import Tolerance, distance
 from recorders.watch.divergence.tracing import TracedCall, Watcher, copied, replaced
 
-__all__ = ["Compared", "Comparing", "Copying", "Sighted", "matched", "operators_of", "seen_apart"]
-
 
 class Copying(Watcher):
     """Keeps copies of all inputs and outputs in the calls."""

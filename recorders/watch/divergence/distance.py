@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from recorders._torch import autocast_is_on
 from recorders.capture.operands import leaves, plain
 
-__all__ = ["NOISE", "Tolerance", "distance", "number_type", "tolerance_of"]
-
 NOISE = 4.0
 """A difference is noise if rounding each operator of the first net moves the same tensor by a fourth of it."""
 

@@ -16,8 +16,6 @@ from recorders.watch.divergence.distance import distance
 from recorders.watch.divergence.operators import OperatorCall, OperatorLog
 from recorders.watch.divergence.tracing import TracedCall, Watcher, copied
 
-__all__ = ["Flow", "Logging", "first_apart", "first_unlike"]
-
 _NEVER_FAR = 1e4  # masks are filled with more
 
 

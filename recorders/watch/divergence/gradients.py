@@ -14,8 +14,6 @@ from recorders.capture.operands import leaves
 from recorders.watch.divergence.distance import NOISE, distance
 from recorders.watch.divergence.tracing import TracedCall, Watcher, replaced
 
-__all__ = ["GradientPair", "GradientWatcher", "Gradients", "GradientsApart"]
-
 _OfCall: TypeAlias = "dict[tuple[str, int], Tensor | None]"
 
 

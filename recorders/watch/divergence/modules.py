@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from recorders.watch.divergence.distance import distance
 
-__all__ = ["attributes_apart", "namesake", "parameters_apart", "tied_apart"]
-
 
 def parameters_apart(a: nn.Module, b: nn.Module, inner: tuple[list[str], list[str]], eps: float) -> Iterator[tuple[str, float]]:
     """What is said of each parameter or buffer that differs, with its distance.

@@ -17,8 +17,6 @@ from recorders.capture.operands import is_spread, items, leaves, mapped, plain
 from recorders.watch.divergence.sources import SourceLine, caller, module_of_frame
 from reducers.kernels.hashing import bits_of, mix
 
-__all__ = ["OperatorCall", "OperatorLog", "digest", "rounding", "shown_tensors"]
-
 _CHUNK = 1 << 20
 _WRITES_A_PART = ("aten.index_copy_", "aten.index_fill_", "aten.index_put_", "aten.masked_", "aten.put_", "aten.scatter_")
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from difflib import SequenceMatcher
 from typing import Generic, TypeVar
 
-__all__ = ["Pairs"]
-
 T = TypeVar("T")
 
 

@@ -17,9 +17,6 @@ from recorders.watch.divergence.operators import OperatorCall, OperatorLog, dige
 from recorders.watch.divergence.restoring import Restored
 from recorders.watch.divergence.result import Divergence
 
-__all__ = ["repeat"]
-
-
 _OTHER_OPERATORS = "the runs call different operators"
 
 

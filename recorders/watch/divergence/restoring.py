@@ -13,8 +13,6 @@ from recorders.capture.copying import CONTAINERS
 from recorders.capture.operands import leaves, mapped
 from recorders.watch.diagnosis.probe.copied import RandomState
 
-__all__ = ["Restored", "random_state"]
-
 _KEPT = ("_parameters", "_buffers", "_modules")
 """Attributes of each module that are put back; those with hooks are not, since recorders may move their hooks meanwhile."""
 

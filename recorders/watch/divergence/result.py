@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from recorders.recordings.display import shown_name
 from recorders.watch.divergence.sources import SourceLine
 
-__all__ = ["Divergence"]
-
 _BEGINS = {
     "forward": "The forwards part",
     "parameters": "The forwards part because parameters or buffers differ",

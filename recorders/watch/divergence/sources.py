@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["SourceLine", "caller", "module_of_frame"]
-
 _OTHERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
 _ENGINE = str(Path(torch.__file__).parent / "autograd" / "graph.py")

@@ -17,8 +17,6 @@ from recorders.recorder.selection import Criteria, select_modules
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.divergence.restoring import Restored
 
-__all__ = ["Net", "TracedCall", "Watcher", "copied", "given", "only_compiled", "replaced"]
-
 
 @dataclass(eq=False)
 class TracedCall:

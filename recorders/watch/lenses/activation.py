@@ -25,8 +25,6 @@ from recorders.watch.lenses.lens import (
 )
 from reducers import Activity, PerObservation, Reducer
 
-__all__ = ["OutputActivation", "ParameterGradientActivation"]
-
 
 def OutputActivation(
     inplace: bool = True,

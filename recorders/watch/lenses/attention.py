@@ -12,8 +12,6 @@ from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.lens import Classes, Lens, OfKind, checked, classes, phase_of, running
 
-__all__ = ["AttentionEntropy", "entropies", "probabilities"]
-
 
 def AttentionEntropy(
     record_eval: bool = False,

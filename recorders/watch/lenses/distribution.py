@@ -17,8 +17,6 @@ from recorders.watch.lenses.lens import Classes, Lens, OfKind, checked, classes,
 from reducers import Moments, Product, Quantile, Result, Summary
 from reducers.kernels.precision import real
 
-__all__ = ["OUTLIER", "Outliers", "Quantiles"]
-
 OUTLIER = 6.0
 """The magnitude from which on a feature counts as an outlier, in the unit of the outputs.
 

@@ -22,8 +22,6 @@ from recorders.watch.lenses.lens import (
 )
 from reducers import Geometry
 
-__all__ = ["OutputGradientGeometry", "ParameterGradientGeometry", "ParameterUpdateGeometry"]
-
 
 def OutputGradientGeometry(
     inplace: bool = True,

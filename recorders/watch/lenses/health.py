@@ -22,8 +22,6 @@ from reducers import Activity, FirstNonfinite, Product, Result, Summary
 from reducers.execution.rows import norms
 from reducers.kernels.precision import real
 
-__all__ = ["DeadUnits", "NonFinite", "UpdateRatio"]
-
 
 def UpdateRatio(
     inplace: bool = True,

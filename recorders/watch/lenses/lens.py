@@ -18,30 +18,6 @@ from recorders.schedule.clock import Phase
 from recorders.watch.charts import LINES, RANGES, Aggregation, Chart, named
 from reducers import Collect, Reducer, Summary
 
-__all__ = [
-    "PUSHED",
-    "QUARTILES",
-    "Classes",
-    "HasMatrix",
-    "Lens",
-    "Moment",
-    "Names",
-    "OfKind",
-    "any_module",
-    "checked",
-    "checked_line",
-    "classes",
-    "collected",
-    "names_of",
-    "not_activation",
-    "pattern_of",
-    "phase_of",
-    "running",
-    "size_of",
-    "spread",
-    "statistics",
-]
-
 Classes: TypeAlias = "type[nn.Module] | Iterable[type[nn.Module]]"
 
 

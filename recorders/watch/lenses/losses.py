@@ -7,8 +7,6 @@ from torch import nn
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.lens import Lens, Names, names_of, phase_of
 
-__all__ = ["LossMetrics"]
-
 
 def LossMetrics(
     loss_fn: nn.Module | None = None,

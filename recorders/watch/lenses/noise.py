@@ -21,8 +21,6 @@ from reducers.errors import StateError
 from reducers.kernels.precision import real, wide_float
 from reducers.state import Nonfinite
 
-__all__ = ["GradientNoise"]
-
 
 def GradientNoise(parameters: Names = ("weight", "bias"), batch_size: int | None = None, log_scale: bool = True) -> Lens:
     """A lens on the simple noise scale of gradients: up to about which batch size more samples make a step better.

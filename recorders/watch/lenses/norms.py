@@ -27,8 +27,6 @@ from recorders.watch.lenses.lens import (
 )
 from reducers import Geometry, Norm, PerObservation, State, condition_number
 
-__all__ = ["OutputNorm", "ParameterCond", "ParameterNorm"]
-
 
 def OutputNorm(
     inplace: bool = True,

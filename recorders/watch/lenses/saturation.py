@@ -12,8 +12,6 @@ from recorders.watch.lenses.lens import Lens, OfKind, pattern_of, phase_of
 from reducers import Mean, Result
 from reducers.kernels.precision import real
 
-__all__ = ["Saturation"]
-
 
 def Saturation(
     record_eval: bool = False, evaluation_from_grad: bool = False, channel_last: bool | None = None, warning_plot: bool = True

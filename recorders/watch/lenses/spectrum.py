@@ -15,8 +15,6 @@ from recorders.watch.charts import Chart
 from recorders.watch.lenses.lens import Classes, Lens, OfKind, classes, pattern_of, phase_of
 from reducers import Covariance, Result, effective_rank
 
-__all__ = ["EffectiveRank"]
-
 
 def EffectiveRank(
     record_eval: bool = False,

@@ -22,8 +22,6 @@ from recorders.recordings.atomic_files import is_url
 from recorders.recordings.storage.remote import fetch_file
 from recorders.watch.timeline.schema import APPLICATION_ID, SCHEMA, TABLES, create_tables
 
-__all__ = ["MEMORY", "Connection", "is_damage", "located"]
-
 MEMORY = ":memory:"
 
 _PATIENCE = 30.0  # seconds to wait for another process that is writing

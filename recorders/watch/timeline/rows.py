@@ -13,8 +13,6 @@ from torch import Tensor
 from recorders.errors import StorageError, TickError
 from recorders.recordings.storage.tensors import chunks, describe, why_no_memory
 
-__all__ = ["LARGEST", "TimelineRows", "numbers_of", "step_of", "tensors_as_bytes", "texts_of", "tick_of"]
-
 LARGEST = 1 << 20
 """How many bytes a tensor may have."""
 

@@ -14,21 +14,6 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = [
-    "APPLICATION_ID",
-    "SCHEMA",
-    "TABLES",
-    "Series",
-    "Tick",
-    "Totals",
-    "as_numbers",
-    "as_text",
-    "checksum",
-    "create_tables",
-    "hashed",
-    "total",
-]
-
 APPLICATION_ID = 0x54524543  # "TREC", shown by file(1)
 SCHEMA = 1
 

@@ -14,8 +14,6 @@ from recorders.recordings.export import Backend, as_frame
 from recorders.watch.timeline.schema import Series, Tick
 from recorders.watch.timeline.store import Course, Store
 
-__all__ = ["Chosen", "ChosenTicks", "Row", "frame", "selected"]
-
 Chosen: TypeAlias = "str | Collection[str] | None"
 """A glob or a name, several of them, or None for all."""
 ChosenTicks: TypeAlias = "slice | Collection[int] | None"

@@ -18,8 +18,6 @@ from recorders.watch.timeline.connection import is_damage
 from recorders.watch.timeline.schema import Series, Tick, Totals, as_numbers, as_text, checksum, hashed, total
 from reducers.errors import warn_user
 
-__all__ = ["Course", "Store"]
-
 Course: TypeAlias = tuple[list[int], list[float]]
 """Ticks, and the values of one series at them."""
 

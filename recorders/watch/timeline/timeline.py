@@ -20,8 +20,6 @@ from recorders.watch.timeline.schema import Series
 from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
 from recorders.watch.timeline.store import Course, Store
 
-__all__ = ["Timeline"]
-
 _AT_ONCE = 500  # names whose courses are read together, if all are shown
 
 

@@ -17,8 +17,6 @@ from recorders.watch.visualizers.trackio import TrackioVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer
 from recorders.watch.visualizers.wandb import WandbVisualizer
 
-__all__ = ["TARGETS", "Visualizers", "as_visualizers"]
-
 Visualizers: TypeAlias = "str | Visualizer | Iterable[str | Visualizer] | None"
 
 KINDS: dict[str, Callable[..., Visualizer]] = {

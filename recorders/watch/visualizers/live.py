@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recorders.errors import require
 from recorders.recordings.display import LOST, printable, sparkline
 from recorders.watch.charts import ChartView, axis_of
 from recorders.watch.diagnosis.finding import Findings
 from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import MISSING, Columns, statistics_of
 from recorders.watch.visualizers.screen import NotebookScreen, Screen
-from recorders.watch.visualizers.visualizer import Pace, require, shortened
-
-__all__ = ["LiveTable", "rendered"]
+from recorders.watch.visualizers.visualizer import Pace, shortened
 
 PAUSE, SHARE = 0.1, 0.02
 """The least time between two drawings, in seconds, and the most that drawing, or looking for findings, takes of the time."""

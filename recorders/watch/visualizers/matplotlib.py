@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recorders.errors import require
 from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import Band, ChartView, Point
 from recorders.watch.visualizers.screen import Displays, kernel
-from recorders.watch.visualizers.visualizer import Pace, require, shortened
-
-__all__ = ["MatplotlibVisualizer", "draw_comparison", "draw_heat", "heat_values"]
+from recorders.watch.visualizers.visualizer import Pace, shortened
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart; each aggregation has the same colour in every chart.
 _LINES = {

@@ -8,11 +8,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from recorders.errors import require
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.movers import MOST, Movers
-from recorders.watch.visualizers.visualizer import require
-
-__all__ = ["MlflowVisualizer", "mlflow_name", "name_of_mlflow"]
 
 
 class MlflowVisualizer:

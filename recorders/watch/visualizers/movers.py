@@ -9,8 +9,6 @@ from recorders.errors import LensError
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.numbers import curves_of, numbers
 
-__all__ = ["MOST", "Movers"]
-
 MOST = 200
 """So many layers of a chart a tracker gets at each tick, unless it is told otherwise."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from recorders.watch.charts import ChartView, ends
 
-__all__ = ["curves_of", "ends_of", "numbers"]
-
 
 def curves_of(view: ChartView) -> list[str]:
     """The names of the lines, then of the ends of ranges that are not lines.

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from recorders.errors import require
 from recorders.watch.diagnosis.limits import UPDATE_RANGE
 from recorders.watch.overview import Layer
 from recorders.watch.spread import Spread
-from recorders.watch.visualizers.visualizer import require
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = ["overview_figure", "overview_table"]
 
 _INK, _FAINT = "#333333", "#DDDDDD"
 # The colours of Okabe and Ito, which colour-blind readers can tell apart.

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any, Protocol
 
-__all__ = ["Cursor", "Displays", "NotebookScreen", "Screen", "TerminalScreen", "kernel", "screen_of"]
-
 _KEPT = 1 << 16
 """How many characters of the program's output between two drawings are kept, to be written above the next one."""
 

@@ -14,13 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from recorders.errors import require
 from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.movers import MOST, Movers
 from recorders.watch.visualizers.numbers import ends_of
-from recorders.watch.visualizers.visualizer import require
-
-__all__ = ["TensorBoardVisualizer", "add_histogram"]
 
 _LARGEST = 3.4028234e38
 _STRING = 7

@@ -10,13 +10,11 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
+from recorders.errors import require
 from recorders.recordings.display import printable
 from recorders.watch.charts import ChartView, Point, ends
 from recorders.watch.visualizers.live import LiveTable
 from recorders.watch.visualizers.screen import screen_of
-from recorders.watch.visualizers.visualizer import require
-
-__all__ = ["TextVisualizer"]
 
 _DASH = "\u2013"
 _FILE_WIDTH = 160

@@ -6,13 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recorders.errors import LensError
+from recorders.errors import LensError, require
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.mlflow import mlflow_name
 from recorders.watch.visualizers.movers import MOST, Movers
-from recorders.watch.visualizers.visualizer import require
-
-__all__ = ["TrackerVisualizer"]
 
 
 class TrackerVisualizer:

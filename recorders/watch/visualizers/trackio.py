@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recorders.errors import require
 from recorders.recorder.recorder import Recorder
 from recorders.watch.charts import ChartView
 from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.visualizers.movers import MOST, Movers
-from recorders.watch.visualizers.visualizer import Pace, require
+from recorders.watch.visualizers.visualizer import Pace
 from reducers import Histogram, Postmap, Quantile, State
-
-__all__ = ["TrackioVisualizer", "binned"]
 
 SHARE = 0.02
 """The most that looking for findings takes of the time."""

@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
-from recorders.errors import require
 from recorders.watch.charts import ChartView
-
-__all__ = ["Pace", "Visualizer", "finish", "require", "shortened"]
 
 
 @runtime_checkable

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recorders.errors import RecordingWarning
+from recorders.errors import RecordingWarning, require
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.movers import MOST, Movers
-from recorders.watch.visualizers.visualizer import require
 from reducers.errors import warn_user
-
-__all__ = ["WandbVisualizer"]
 
 _PATIENCE = 15
 """How long to wait for somebody to log in, and then for the server, in seconds."""

@@ -13,8 +13,6 @@ from recorders.watch.divergence.runs.growth import Growth
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["RunDivergence"]
-
 _WHERE = {
     "input": "The runs get other inputs",
     "parameters": "The runs begin with other parameters",

@@ -13,8 +13,6 @@ from torch import Tensor
 from recorders.watch.divergence.runs.matching import Matched
 from recorders.watch.divergence.runs.run import RunTracks, Track, TrackName
 
-__all__ = ["SUMMING", "Apart", "Gap", "joint", "largest", "multiple", "or_zero"]
-
 SUMMING = 1e-12
 """How far norms of the same numbers may be apart, relative to them, because they were added in another order, in float64."""
 

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recorders.errors import require
 from recorders.watch.divergence.runs.growth import Growth
-from recorders.watch.visualizers.visualizer import require, shortened
+from recorders.watch.visualizers.visualizer import shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["figure_of"]
 
 _COLOURS = {"output": "#0072B2", "gradient": "#D55E00", "weight": "#009E73"}  # of Okabe and Ito
 _WORDS = {"output": "output", "gradient": "gradients of parameters", "weight": "parameters"}

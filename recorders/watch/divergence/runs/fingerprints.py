@@ -16,8 +16,6 @@ from recorders.recorder.recorder import Recorder
 from recorders.watch.diagnosis.steps import StepMonitor
 from reducers import Collect, Fingerprints
 
-__all__ = ["fingerprints"]
-
 
 @dataclass(frozen=True)
 class _First:

@@ -10,8 +10,6 @@ from torch import Tensor
 from recorders.watch.divergence.runs.apart import Apart, largest, or_zero
 from recorders.watch.divergence.runs.run import RunTracks, TrackName
 
-__all__ = ["addends", "holders", "switched"]
-
 _TURNS = 4.0
 """How many times the square root of the share of its elements that turn may a gradient be apart. It bounds what one turns, too."""
 

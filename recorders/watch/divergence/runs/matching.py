@@ -15,8 +15,6 @@ from recorders.recordings.display import listed, shown_name
 from recorders.watch.divergence.pairing import Pairs
 from recorders.watch.divergence.runs.run import Module, RunTracks, TrackName
 
-__all__ = ["Matched", "matched"]
-
 _NEAR = 0.2
 """How far what two modules get, and what they return, may be apart together: those with one fault are nearer, others farther."""
 

@@ -14,8 +14,6 @@ from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.steps import FACTS
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Module", "RunTracks", "Track", "TrackName", "Weight", "run_of", "tells_steps"]
-
 _ROLES = {
     "ForwardInputMonitor": "input",
     "ForwardMonitor": "output",

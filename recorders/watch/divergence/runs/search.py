@@ -22,8 +22,6 @@ from recorders.watch.divergence.runs.matching import matched
 from recorders.watch.divergence.runs.run import TrackName, run_of
 from recorders.watch.timeline import Timeline
 
-__all__ = ["divergence"]
-
 GAIN = 16.0
 """How many times what comes in a layer may enlarge its relative distance before it is the layer that makes the difference."""
 

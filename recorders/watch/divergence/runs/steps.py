@@ -12,8 +12,6 @@ from recorders.recordings.recording import Recording
 from recorders.watch.divergence.runs.answer import RunDivergence
 from recorders.watch.divergence.runs.search import divergence
 
-__all__ = ["Replay", "bisect_steps"]
-
 Replay: TypeAlias = "Callable[[Literal['first', 'second'], int, int, int], Recorder | Recording]"
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from recorders.watch.charts import ChartView
 from recorders.watch.timeline import Timeline
 
-__all__ = ["EXACT", "MISSING", "VALUES", "Columns", "packed", "statistics_of"]
-
 MISSING = -(2.0**127)
 """Stands for a value that was not recorded; NaN and infinities stand for themselves."""
 

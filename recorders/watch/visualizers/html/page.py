@@ -27,8 +27,6 @@ from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
 from recorders.watch.visualizers.html.runs import Run
 
-__all__ = ["html_report", "keys_of", "page", "write_report", "write_whole"]
-
 _OVERALL = ("loss", "metric", "pushed")
 """Groups of numbers that belong to the whole training, not to a layer: they are drawn as lines."""
 

@@ -22,8 +22,6 @@ from recorders.watch.overview import overview, pushed
 from recorders.watch.spread import Spread
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Run", "recorded_once"]
-
 _ONCE = (
     Chart("Loss and metrics", ("pushed",), ranges=("std", "min-max")),
     Chart("Output", ("output",), "value", ranges=("std", "min-max")),

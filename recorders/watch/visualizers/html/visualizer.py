@@ -17,8 +17,6 @@ from recorders.watch.visualizers.html.page import keys_of, page, write_whole
 from recorders.watch.visualizers.html.runs import Run
 from recorders.watch.visualizers.visualizer import Pace
 
-__all__ = ["HtmlVisualizer"]
-
 PAUSE = 5.0
 """The least time between two writings of the page, in seconds."""
 
