@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from statistics import pvariance
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from recorders.capture.contents import own_parameters
 from recorders.capture.operands import is_spread
-from recorders.watch.diagnosis.batches import LABELS
-from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
-from recorders.watch.diagnosis.limits import LOSS, MOVED
+from recorders.watch.diagnosis.batches import FEATURES, LABELS
+from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence, finite
+from recorders.watch.diagnosis.limits import LOSS, MOVED, SORTED
 from recorders.watch.overview import Layer
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "as_many",
     "blind_loss",
     "classes_of",
+    "drifts",
     "held_by",
     "is_adversarial",
     "is_binary",
@@ -32,6 +35,7 @@ __all__ = [
     "only",
     "output_row",
     "share_of",
+    "spread_of_means",
     "trivial_loss",
     "written",
 ]
@@ -67,6 +71,35 @@ def is_binary(target: BatchCourse) -> bool:
     """Whether all values are 0 or 1."""
     ones = target.typical("mean")
     return target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
+
+
+def spread_of_means(target: BatchCourse) -> float:
+    """How many times as much the means of batches vary as those of random ones; 0 if samples have several values each."""
+    if len(target) < LEAST or max(target.each["count"]) > max(target.each["samples"]):
+        return 0.0
+    means, count = finite(target.each["mean"]), min(FEATURES, target.typical("count"))
+    expected = target.typical("std") ** 2 / count
+    return pvariance(means) / expected if count > 1 and expected > 0 else 0.0
+
+
+def drifts(target: BatchCourse) -> bool:
+    """Whether the numbers of a target go one way, and those of most batches overlap with those of the batch before.
+
+    So does the target of temporal-difference learning, which is made of outputs of the net. Batches of data that is sorted lie
+    beside each other, and the data comes again after a pass.
+    """
+    if not target.floating or is_binary(target) or spread_of_means(target) <= SORTED:
+        return False
+    ends = [*zip(target.each["min"], target.each["max"], strict=True)]
+    beside = share_of([low >= above or high <= below for (below, above), (low, high) in pairwise(ends)])
+    means = finite(target.each["mean"])
+    back = min(_farthest_fall([sign * mean for mean in means]) for sign in (1, -1))
+    return beside < 0.5 and back < 0.5 * (max(means) - min(means))
+
+
+def _farthest_fall(values: Sequence[float]) -> float:
+    """How far values fall at most below one that came before."""
+    return max(highest - value for highest, value in zip(accumulate(values, max), values, strict=True))
 
 
 def may_broadcast(target: BatchCourse, output: BatchCourse) -> bool:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from statistics import median, pvariance
+from statistics import median
 
-from recorders.watch.diagnosis.asked import LATE, LEAST, as_many, classes_of, is_binary, last_layer, may_broadcast, only, share_of
+from recorders.watch.diagnosis.asked import (
+    LATE,
+    LEAST,
+    as_many,
+    classes_of,
+    drifts,
+    is_binary,
+    last_layer,
+    may_broadcast,
+    only,
+    share_of,
+    spread_of_means,
+)
 from recorders.watch.diagnosis.batches import FEATURES, LABELS
 from recorders.watch.diagnosis.evidence import BatchCourse, Evidence, finite, middle
 from recorders.watch.diagnosis.finding import Finding, fault
@@ -22,6 +34,7 @@ from recorders.watch.diagnosis.limits import (
     SORTED,
     VARIES,
     WHOLE,
+    shown_times,
 )
 
 
@@ -68,9 +81,20 @@ def _is_far_off(batches: BatchCourse) -> bool:
 
 
 def _comes_again(batches: BatchCourse) -> bool:
-    """Whether all batches are the same."""
-    norms = finite(batches.each["norm"])
-    return len(norms) >= LEAST and len({*norms}) == 1
+    """Whether all batches are the same, as far as their rows tell.
+
+    The norm alone does not: that of one-hot inputs, or of 1 and -1, is always the same. What two such samples are like besides,
+    if each is a batch, no number of a row tells.
+    """
+    alike = all(len({*finite(batches.each[column])}) <= 1 for column in ("mean", "norm", "within"))
+    single = max(batches.each["samples"]) == 1 and _has_two_values(batches)
+    return len(finite(batches.each["norm"])) >= LEAST and alike and not single
+
+
+def _has_two_values(batches: BatchCourse) -> bool:
+    """Whether each element of a typical batch is the least or the largest: no other numbers differ as much from their mean."""
+    mean, low, high = (batches.typical(column) for column in ("mean", "min", "max"))
+    return batches.typical("std") ** 2 > (1 - 1e-3) * (high - mean) * (mean - low)
 
 
 def _scales_inputs(known: Evidence) -> bool:
@@ -152,15 +176,11 @@ def _is_scaled(known: Evidence, target: BatchCourse) -> bool:
 
 
 def _sorted(batches: BatchCourse, where: str) -> Iterator[Finding]:
-    """BatchCourse whose means differ more than those of batches drawn at random, if there is one value for each sample."""
-    if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]):
-        return
-    means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(FEATURES, batches.typical("count"))
-    expected = batches.typical("std") ** 2 / count
-    if count > 1 and expected > 0 and pvariance(means) > SORTED * expected:
-        times = pvariance(means) / expected
+    """BatchCourse whose means differ more than those of batches drawn at random, unless they drift as the net learns."""
+    times = spread_of_means(batches)
+    if times > SORTED and not drifts(batches):
         yield fault(
-            "sorted-target", where, f"the means of batches vary {times:.0f} times as much as those of batches drawn at random"
+            "sorted-target", where, f"the means of batches vary {shown_times(times)} as much as those of batches drawn at random"
         )
 
 

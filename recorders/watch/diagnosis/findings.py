@@ -87,8 +87,9 @@ def findings(
     left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
     found += left
     runs = _runs(recorded, example, target, known)
-    adversarial = is_adversarial(known)  # what a generator gives its critic is no code of it
-    found += [one for one in runs.found if not (adversarial and one.kind == "bottleneck")]
+    meant = {"bottleneck"} if is_adversarial(known) else set()  # what a generator gives its critic is no code of it
+    meant |= {"dropout-on-outputs"} if any(one.kind == "evaluation-mode" for one in found) else set()  # then it does nothing
+    found += [one for one in runs.found if one.kind not in meant]
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)

@@ -54,6 +54,7 @@ __all__ = [
     "relative_slope",
     "shown_outliers",
     "shown_range",
+    "shown_times",
     "usual_growth",
 ]
 
@@ -456,7 +457,7 @@ def relative_slope(mean: Tensor, square: Tensor, curve: str) -> Tensor:
 
 def shown_outliers(largest: float, typical: float, more: int) -> str:
     """How far outliers stick out, and in how many more layers they do."""
-    what = f"outlier features: the largest magnitude is {largest:.2g}, {largest / typical:,.0f} times the typical {typical:.2g}"
+    what = f"outlier features: the largest magnitude is {largest:.2g}, {shown_times(largest / typical)} the typical {typical:.2g}"
     return what + (f", and in {more} more layers" if more else "")
 
 
@@ -464,3 +465,12 @@ def shown_range(ratio: float) -> str:
     """The size of an update, with the usual range."""
     low, high = UPDATE_RANGE
     return f"{ratio:.1e} of their norm; {low:.0e} to {high:.0e} is usual"
+
+
+def shown_times(times: float) -> str:
+    """How many times as large something is, in words.
+
+    >>> shown_times(4.25), shown_times(1234.0), shown_times(6.327e26)
+    ('4.2 times', '1,234 times', '6.3e+26 times')
+    """
+    return f"{times:.1f} times" if times < 10 else f"{times:,.0f} times" if times < 1e7 else f"{times:.1e} times"

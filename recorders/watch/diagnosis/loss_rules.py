@@ -11,6 +11,7 @@ from recorders.watch.diagnosis.asked import (
     LEAST,
     blind_loss,
     classes_of,
+    drifts,
     is_adversarial,
     is_binary,
     may_broadcast,
@@ -40,6 +41,8 @@ def loss(known: Evidence) -> Iterator[Finding]:
     trivial = trivial_loss(known)
     hides = 0.0 if _is_rare(known) else min(sure, LOSS.unsure * trivial)
     flat, untrained = _why_flat(known), not start < 0.5 * blind_loss(known)
+    if (target := only(known.target)) is not None and drifts(target):  # then the loss of a net that learns need not fall
+        untrained, trivial = False, math.nan
     if _climbs(course) and known.early_ratio < LOSS.early:
         yield fault("loss-climbs", "loss", f"the loss rose from {start:.4g} to {end:.4g}, from the first steps on")
     elif end > start + max(sure, LOSS.rises * start):

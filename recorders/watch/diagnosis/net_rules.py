@@ -16,7 +16,7 @@ from recorders.capture.copying import OF_MODULES
 from recorders.watch.diagnosis.asked import LEAST, classes_of, held_by, is_readable
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, NORM_SPREAD, SMALL_EPSILON
+from recorders.watch.diagnosis.limits import INITIAL, NORM_EPSILON, NORM_SPREAD, SMALL_EPSILON, shown_times
 from recorders.watch.diagnosis.steps import DROPOUTS
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -253,7 +253,9 @@ def initial_sizes(known: Evidence) -> Iterator[Finding]:
             if parameter.ndim > 1:
                 gain = size * math.sqrt(_fan_in(parameter))
                 if gain > (INITIAL.gain if hidden else INITIAL.last):
-                    what = f"its {path} began with a typical size of {size:.3g}, {gain:.0f} times that of one that keeps the scale"
+                    what = (
+                        f"its {path} began with a typical size of {size:.3g}, {shown_times(gain)} that of one that keeps the scale"
+                    )
                     yield fault("large-initial-weights", name, what)
                     return
             elif hidden and size > INITIAL.bias and not (_ends_a_branch(name, modules) and _is_negative(parameter)):
@@ -323,7 +325,7 @@ def initial_tables(known: Evidence) -> Iterator[Finding]:
         ]
         if drowned:
             times = size / sizes[drowned[0]]
-            what = f"its weights began {times:.0f} times as large as those of {drowned[0]}, which has as many items or more"
+            what = f"its weights began {shown_times(times)} as large as those of {drowned[0]}, which has as many items or more"
             yield fault("large-initial-weights", name, what)
             return
 
@@ -338,7 +340,7 @@ def overwritten(known: Evidence) -> Iterator[Finding]:
                 grown[name] = max(grown.get(name, 0.0), float(parameter.detach().norm()) / course.values[-1])
     large = [name for name, times in grown.items() if times > INITIAL.overwritten]
     if large and len(large) <= len(grown) / 3:
-        what = f"its weights are {grown[large[0]]:.0f} times as large as at the last step recorded, unlike those of most layers"
+        what = f"its weights are {shown_times(grown[large[0]])} as large as at the last step recorded, unlike those of most layers"
         yield fault("written-between-steps", large[0], what)
 
 

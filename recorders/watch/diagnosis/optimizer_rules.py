@@ -23,6 +23,7 @@ from recorders.watch.diagnosis.limits import (
     RATE_ENDS,
     SHRUNK,
     shown_range,
+    shown_times,
 )
 from recorders.watch.diagnosis.steps import BATCH_NORMS, Early
 
@@ -234,7 +235,9 @@ def weight_decay(known: Evidence) -> Iterator[Finding]:
     if any(known.fact("coupled")):
         first, late = _decay_of_gradients(known, decay, slice(LEAST)), _decay_of_gradients(known, decay, slice(-LEAST, None))
         if first > DECAYS.of_gradient or (decay >= DECAYS.much and late > 1):
-            what = f"the weight decay of {decay:g} adds {max(first, late):.1f} times as much to a typical gradient as the loss does"
+            what = (
+                f"the weight decay of {decay:g} adds {shown_times(max(first, late))} as much to a typical gradient as the loss does"
+            )
             yield fault("strong-weight-decay", "optimizer", what)
     else:
         rate = max(known.fact("rate"), default=0.0)

@@ -43,6 +43,8 @@ CURVES = _names("relu sigmoid tanh softmax log_softmax gelu silu elu leaky_relu 
 """Operators of activation functions."""
 KEEPING = VIEWS | frozenset({"native_dropout"})
 """Operators after which an activation function still is the last."""
+DROPPING = _names("native_dropout fused_dropout bernoulli bernoulli_")
+"""Operators of dropout that give zeros, or draw where they are."""
 
 
 class Weights(NamedTuple):
@@ -116,6 +118,7 @@ class Lineage:
         in_a_row: activation functions that read what another one gave, as it was.
         inner_softmax: the first one along features whose shares a layer reads as they were.
         last: by path of an output of the net, the activation function that it comes from, as it was.
+        dropped: the paths of outputs of the net in which a dropout set elements to zero.
     """
 
     pairs: dict[tuple[str, str], tuple[Weights, Weights]] = field(default_factory=dict)
@@ -125,15 +128,18 @@ class Lineage:
     in_a_row: list[Activation] = field(default_factory=list)
     inner_softmax: Activation | None = None
     last: dict[str, Activation] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
     _held: dict[int, tuple[Tensor, Weights | None]] = field(default_factory=dict)
     _active: dict[int, tuple[Tensor, Activation]] = field(default_factory=dict)
     _origin: dict[int, tuple[Tensor, Weights]] = field(default_factory=dict)
     _scaled: dict[int, Tensor] = field(default_factory=dict)
     _scores: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    _dropped: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, name: str, args: tuple[Any, ...], output: Any, where: str) -> None:
         """Looks at a call of an operator, such as "bmm", in a module."""
         tensors = _tensors(args)
+        self._drop(name, tensors, output)
         if name in FILLING or all(id(tensor) in self._held for tensor in tensors):
             self._hold(tensors, output)
             return
@@ -179,6 +185,15 @@ class Lineage:
         found = list(leaves(outputs))
         self.elsewhere |= {self._origin[id(tensor)][1].layer for _, tensor in found if self._has(tensor)}
         self.last = {path: self._active[id(tensor)][1] for path, tensor in found if id(tensor) in self._active}
+        self.dropped = {path for path, tensor in found if id(tensor) in self._dropped}
+
+    def _drop(self, name: str, tensors: list[Tensor], output: Any) -> None:
+        """Follows the zeros that a dropout makes: what is moved, or multiplied, keeps them."""
+        zeros = name in DROPPING or ((name in VIEWS or name in SCALES) and any(id(tensor) in self._dropped for tensor in tensors))
+        for tensor in _tensors((output,)):
+            self._dropped.pop(id(tensor), None)
+            if zeros:
+                self._dropped[id(tensor)] = tensor
 
     def _activate(self, name: str, args: tuple[Any, ...], tensors: list[Tensor], output: Any, where: str) -> None:
         """Follows what activation functions and normalisations give, as long as it stays as it is."""

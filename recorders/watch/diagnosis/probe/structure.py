@@ -90,27 +90,21 @@ def layers_used_once(probe: Probe) -> Iterator[Finding]:
 
 
 def dropout_last(probe: Probe) -> Iterator[Finding]:
-    """No dropout acts on what the net returns: in training mode none of many outputs is zero that is not in evaluation."""
-    modules = probe.net.modules
-    drops = any(isinstance(module, DROPOUTS) for module in modules.values()) or probe.seen.dropouts
+    """No dropout acts on what the net returns: in training mode none of many outputs is set to zero by one."""
+    drops = any(isinstance(module, DROPOUTS) and module.p > 0 for module in probe.net.modules.values()) or probe.seen.dropouts
     if not drops or probe.stateful or not probe.views:
         raise Skip("")
-    after = probe.net.run(probe.few, fresh=True, training=True)
+    seen = Seen(PROBE.alone)
+    after = probe.net.run(probe.few, fresh=True, training=True, seen=seen)
     for path in judged(probe, probe.base, target_of(probe, probe.few.count)):
         before, now = probe.base[path], after.get(path)
-        if now is None or now.shape != before.shape or before.numel() < PROBE.outputs:
+        if path not in seen.lineage.dropped or now is None or now.shape != before.shape or before.numel() < PROBE.outputs:
             continue
         share = float(((now == 0) & (before != 0)).double().mean())
         if share > PROBE.dropped:
-            yield fault("dropout-on-outputs", _last(probe), f"in training mode {share:.0%} of what the net returns is set to zero")
+            what = f"in training mode {share:.0%} of what the net returns is set to zero"
+            yield fault("dropout-on-outputs", shown_name((seen.dropouts or [""])[-1]), what)
             return
-
-
-def _last(probe: Probe) -> str:
-    """The last module that ran with a dropout in it, or the last one."""
-    calls = probe.calls(probe.few, fresh=True)
-    drops = [call.name for call in calls if isinstance(probe.net.module(call.name), DROPOUTS)]
-    return shown_name(drops[-1] if drops else calls[-1].name)
 
 
 def widths_used(probe: Probe) -> Iterator[Finding]:

@@ -242,3 +242,106 @@ def test_an_evaluation_in_which_nobody_trains_has_no_weights_that_never_changed(
             for _ in range(5):
                 net(torch.randn(16, 8))
         assert not findings(recorder)
+
+
+# Trainings of users that are odd in one way, and healthy
+
+
+def watched(
+    net: nn.Module,
+    batch: Callable[[], tuple[Tensor, Any]],
+    loss: Callable[[Tensor, Any], Tensor] = nn.functional.cross_entropy,
+    rate: float = 3e-3,
+    steps: int = 100,
+    evaluating: bool = False,
+) -> Findings:
+    """What is found in a training that learns, with all that a user may tell."""
+    recorder = presets.health().modules(net)
+    optimizer = torch.optim.Adam([one for one in net.parameters() if one.requires_grad], lr=rate)
+    net.train(not evaluating)
+    losses = []
+    with recorder:
+        for _ in range(steps):
+            x, y = batch()
+            value = loss(net(x), y)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            recorder.push("loss", value)
+            if y is not None:
+                recorder.push("target", y)
+            losses.append(value.item())
+    assert sum(losses[-20:]) / 20 < 0.8 * sum(losses[:5]) / 5
+    return findings(recorder, example=x, target=y)
+
+
+def kinds(found: Findings) -> set[str]:
+    return {one.kind for one in [*found, *found.notices]}
+
+
+def small(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+@pytest.mark.parametrize("samples", [1, 32])
+def test_batches_of_one_norm_are_not_the_same_batch(samples: int) -> None:
+    """One-hot inputs, or those of 1 and -1, have one norm whatever they say."""
+    torch.manual_seed(0)
+
+    def one_hot() -> tuple[Tensor, Tensor]:
+        which = torch.randint(0, 8, (samples,))
+        return nn.functional.one_hot(which, 8).float(), which % 4
+
+    def signs() -> tuple[Tensor, Tensor]:
+        x = 2.0 * torch.randint(0, 2, (samples, 12)) - 1
+        return x, x[:, :1]
+
+    assert "repeated-batches" not in kinds(watched(small(8, 4), one_hot, rate=1e-2))
+    assert "repeated-batches" not in kinds(watched(small(12, 1), signs, nn.functional.mse_loss))
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.05])
+def test_a_target_that_drifts_as_the_net_learns_is_not_sorted(spread: float) -> None:
+    """In temporal-difference learning the target is made of what the net says of the next state."""
+    torch.manual_seed(0)
+    net, reward = small(8, 1), torch.randn(8, 1) * spread
+
+    def batch() -> tuple[Tensor, Tensor]:
+        x = torch.randn(32, 8)
+        with torch.no_grad():
+            return x, 1 + (x @ reward).tanh() + 0.9 * net(0.8 * x + 0.2 * torch.randn(32, 8))
+
+    found = kinds(watched(net, batch, nn.functional.mse_loss, steps=300))
+    assert not {"sorted-target", "loss-does-not-fall", "loss-falls-slowly"} & found
+
+
+@pytest.mark.parametrize(("passes", "noise"), [(1, 0.0), (4, 1.0)])
+def test_a_sorted_target_is_told_whether_it_comes_again_or_not(passes: int, noise: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(100 // passes * 32, 8)
+    y = x.sum(1, keepdim=True) + torch.randn(len(x), 1) / 4
+    order = (y + noise * torch.randn_like(y))[:, 0].argsort()
+    number = iter(range(100))
+
+    def batch() -> tuple[Tensor, Tensor]:
+        which = order.roll(-32 * next(number))[:32]
+        return x[which], y[which]
+
+    assert "sorted-target" in kinds(watched(small(8, 1), batch, nn.functional.mse_loss))
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_a_dropout_that_does_not_act_on_outputs_is_none_on_them(evaluating: bool) -> None:
+    """Neither if its share is 0, nor if the net is trained in evaluation mode, nor if a ReLU makes the zeros."""
+    torch.manual_seed(0)
+
+    def numbers() -> tuple[Tensor, Tensor]:
+        x = torch.randn(32, 8)
+        return x, x[:, :4].relu()
+
+    for share in (0.0, 0.3):
+        net = nn.Sequential(*small(8, 4)[:2], nn.Dropout(share), nn.Linear(32, 4), nn.BatchNorm1d(4), nn.ReLU())
+        assert "dropout-on-outputs" not in kinds(watched(net, numbers, nn.functional.mse_loss, 3e-2, evaluating=evaluating))
+    net = nn.Sequential(*small(8, 4), nn.Dropout(0.3))
+    found = kinds(watched(net, lambda: (x := torch.randn(32, 8), x[:, :4].argmax(1)), rate=1e-2, evaluating=evaluating))
+    assert ("dropout-on-outputs" in found) != evaluating
