@@ -101,7 +101,7 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def plain(tensor: Tensor) -> Tensor:
     """Returns the values of `tensor` as a reducer takes them: detached, in a plain `Tensor` without a subclass.
 
-    A quantised tensor is dequantised. Of a DTensor the part that this rank holds is returned, so that nothing is communicated.
+    A quantised tensor is dequantised. A nested one is its rows, one below the other, without padding. Of a DTensor the part that this rank holds is returned, so that nothing is communicated.
 
     Raises:
         OperandError: the tensor is of a subclass that does not keep its values in its own memory.
@@ -113,6 +113,8 @@ def plain(tensor: Tensor) -> Tensor:
 def plain_or_spread(tensor: Tensor) -> Tensor:
     """The tensor as a monitor takes it, but a DTensor stays one, for `placement`."""
     found = tensor.detach()
+    if found.is_nested:
+        return torch.cat([plain(part).flatten(0, max(part.ndim - 2, 0)) for part in found.unbind()])
     if type(found) is Tensor:
         return found.dequantize() if found.is_quantized else found
     if is_spread(found):

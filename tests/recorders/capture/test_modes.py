@@ -365,13 +365,44 @@ def endless() -> dict[str, object]:
     return value
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("make", [endless, lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])])
-def test_outputs_that_cannot_even_be_described_do_not_break_the_call(make: Callable[[], object]) -> None:
-    net = Returns(make())
+def test_outputs_that_cannot_even_be_described_do_not_break_the_call() -> None:
+    net = Returns(endless())
     ForwardMonitor(Mean(), net)
     with pytest.warns(RecordingWarning, match="unknown shape"):
         assert net() is net.value
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("shape", [(), (4,), (2, 4)])
+def test_nested_tensors_are_recorded_row_by_row_without_padding(layout: torch.layout, shape: tuple[int, ...]) -> None:
+    parts = [torch.randn(length, *shape) for length in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+    net = nn.Identity()
+    kinds = {"out": ForwardMonitor(Moments()), "inp": ForwardInputMonitor(Collect()), "grad": BackwardMonitor(Sum())}
+    recorder = Recorder(None, **kinds).modules(net)
+    for _ in range(2):
+        nested.grad = None  # PyTorch accumulates none of a nested tensor
+        (net(nested) * 2).to_padded_tensor(0.0).sum().backward()
+    rows = torch.cat([part.flatten(0, max(part.ndim - 2, 0)) for part in parts])
+    assert torch.equal(recorder["inp"].compute(), torch.cat([rows, rows]))
+    assert recorder["out"].compute()["count"] == 2 * rows.numel()
+    torch.testing.assert_close(recorder["out"].compute()["mean"], rows.double().mean())
+    assert recorder["grad"].compute() == 4 * rows.numel()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_in_evaluation_records_the_tokens_that_its_mask_leaves() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    padding = torch.arange(5) >= torch.tensor([[3], [5]])
+    x = torch.randn(2, 5, 8)
+    recorder = Recorder(ForwardMonitor(Mean("channels"))).modules(encoder, names="layers.*.norm2")
+    with torch.no_grad(), recorder:
+        encoder(x, src_key_padding_mask=padding)
+    with torch.no_grad():
+        encoder.enable_nested_tensor = False
+        wanted = encoder(x, src_key_padding_mask=padding)[~padding].double().mean(0)
+    torch.testing.assert_close(recorder["layers.1.norm2"].compute(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
