@@ -101,7 +101,8 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def plain(tensor: Tensor) -> Tensor:
     """Returns the values of `tensor` as a reducer takes them: detached, in a plain `Tensor` without a subclass.
 
-    A quantised tensor is dequantised. A nested one is its rows, one below the other, without padding. Of a DTensor the part that this rank holds is returned, so that nothing is communicated.
+    A quantised tensor is dequantised. A nested one is its rows, one below the other, without padding. Of a DTensor the part that
+    this rank holds is returned, so that nothing is communicated.
 
     Raises:
         OperandError: the tensor is of a subclass that does not keep its values in its own memory.
