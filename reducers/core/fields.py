@@ -11,12 +11,14 @@ from torch import Tensor
 
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.columns import COLUMNS, WEIGHTED
+from reducers.kernels.precision import aligned
 from reducers.state import State
 
 __all__ = ["Add", "Field", "Greatest", "Joined", "Least", "Reduction", "columns_of", "join_fields"]
 
 Reduction: TypeAlias = Literal["sum", "min", "max"]
-"""How two tensors of one shape merge, element by element; the lowest and the highest of a number and NaN are NaN."""
+"""How two tensors of one shape merge, element by element; the lowest and the highest of a number and NaN are NaN, those of an
+integer and a float are float64."""
 
 _JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
 _KNOWN = {*COLUMNS, *WEIGHTED}
@@ -81,7 +83,8 @@ def join_fields(fields: Mapping[str, Field], a: State, b: State) -> State:
         if key not in fields:
             raise ReducerTypeError(f"`lift` returns {key!r}, which `fields` do not name: they name {', '.join(map(repr, fields))}")
         if how := fields[key].reduction:
-            joined[key] = _JOINS[how](value, b[key])
+            other = b[key]
+            joined[key] = _JOINS[how](value, other) if value.dtype is other.dtype else _JOINS[how](*aligned(value, other))
     return joined
 
 

@@ -14,6 +14,7 @@ from reducers.kernels.chunks import BIG
 __all__ = [
     "NARROW",
     "abs_squared",
+    "aligned",
     "can_read_values",
     "comparable",
     "count_along",
@@ -107,6 +108,13 @@ def comparable(x: Tensor, caller: str) -> Tensor:
     return x.to({torch.uint16: torch.int32, torch.uint32: torch.int64}.get(x.dtype, x.dtype))
 
 
+def aligned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as they are, or, if only one of them has integers, as `wide_float` does: narrower floats would round these."""
+    if a.dtype is b.dtype or (a.is_floating_point() or a.is_complex()) == (b.is_floating_point() or b.is_complex()):
+        return a, b
+    return wide_float(a), wide_float(b)
+
+
 def abs_squared(x: Tensor) -> Tensor:
     """Return the squared absolute value, which is real for complex numbers too."""
     return x.real.square() + x.imag.square() if x.is_complex() else x.square()
@@ -134,7 +142,8 @@ def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float 
     """
     if not (x.is_floating_point() or x.is_complex()):
         return x, None, reduction(x)
-    x = _upcast(x)
+    if x.dtype.itemsize == 1 or x.dtype is torch.complex32:
+        x = _upcast(x)
     if can_read_values(x):
         reduced = reduction(x)
         if is_finite(reduced):

@@ -13,6 +13,7 @@ from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, concatenated, to_device
 from reducers.errors import ReducerTypeError, StateMismatchError
+from reducers.kernels.precision import aligned
 from reducers.state import State
 
 __all__ = ["apply_indexing", "check_slots", "merge_slots", "pad_slots", "sample_inputs"]
@@ -65,7 +66,7 @@ def merge_slots(reducer: Reducer, a: State, b: State, by: str, descending: bool,
     b = to_device(b, a["observations"].device)
     later = {**b, "step": torch.where(b["step"] < 0, -1, b["step"] + a["observations"])}
     axis = a["step"].ndim - 1
-    slots = {key: concatenated(reducer, (value, later[key]), axis) for key, value in a.items() if key != "observations"}
+    slots = {key: concatenated(reducer, aligned(value, later[key]), axis) for key, value in a.items() if key != "observations"}
     order = slots[by].sort(dim=-1, descending=descending, stable=True).indices
     empty = (slots["step"] < 0).gather(-1, order).to(torch.uint8)
     best = _gather_slots(slots, order.gather(-1, empty.sort(dim=-1, stable=True).indices[..., :k]))

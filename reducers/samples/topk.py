@@ -18,7 +18,7 @@ from reducers.errors import StateMismatchError
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.counting import device_best
-from reducers.kernels.precision import can_read_values, comparable, count_nonfinite, counts_of, infinite_to_nan, nan_capable
+from reducers.kernels.precision import can_read_values, comparable, count_nonfinite, counts_of, nan_capable, positive_zero
 from reducers.samples.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.state import Nonfinite, Result, State
 
@@ -84,7 +84,10 @@ class _ExtremeElements(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         slots = {key: value.clone() for key, value in state.items() if key not in ("observations", "nonfinite")}
-        return {**slots, "value": infinite_to_nan(slots["value"])}
+        value = slots["value"]
+        if value.is_floating_point():  # an empty slot may be one of integers
+            value = torch.where(slots["step"] < 0, torch.nan, positive_zero(value))
+        return {**slots, "value": value}
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the reduced elements along one last axis, and a function from indices along it to flat positions in `x`."""
@@ -165,10 +168,11 @@ class TopK(_ExtremeElements):
             shape, and must be given for all observations or none.
 
     Returns:
-        Tensors of shape `(*kept axes, k)`, best first: `value` in the dtype of the input (bool as uint8, float8 as float32);
-        `step`, `position` (flat index into the observation, in row-major order, as for `torch.unravel_index(position, x.shape)`)
-        and `id` (-1 if none was given), all int64; `payload` of shape `(*kept axes, k, ...)`. Empty slots have step and position
-        -1, value NaN (for integers the smallest value of the dtype; the largest for `BottomK`), and a payload of zeros.
+        Tensors of shape `(*kept axes, k)`, best first: `value` in the dtype of the input (bool as uint8, float8 as float32;
+        float64 if integers meet floats); `step`, `position` (flat index into the observation, in row-major order, as for
+        `torch.unravel_index(position, x.shape)`) and `id` (-1 if none was given), all int64; `payload` of shape
+        `(*kept axes, k, ...)`. Empty slots have step and position -1, value NaN (for integers the smallest value of the dtype; the
+        largest for `BottomK`), and a payload of zeros.
 
     Raises:
         ArgumentError: `k` is not a positive integer.

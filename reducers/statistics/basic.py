@@ -113,8 +113,8 @@ class Min(Statistic):
     Zero has no sign in the result: it is 0.0, in any order.
 
     Returns:
-        The dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the kept axes; NaN, for
-        floats, if there are no finite elements.
+        The dtype of the input (float8 as float32, uint16 and uint32 as signed integers; float64 if integers meet floats), in the
+        shape of the kept axes; NaN, for floats, if there are no finite elements.
 
     Raises:
         DTypeError: the input is complex, which has no order, or uint64.
@@ -143,8 +143,8 @@ class Max(Statistic):
     Zero has no sign in the result: it is 0.0, in any order.
 
     Returns:
-        The dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the kept axes; NaN, for
-        floats, if there are no finite elements.
+        The dtype of the input (float8 as float32, uint16 and uint32 as signed integers; float64 if integers meet floats), in the
+        shape of the kept axes; NaN, for floats, if there are no finite elements.
 
     Raises:
         DTypeError: the input is complex, which has no order, or uint64.
@@ -173,8 +173,8 @@ class Extremes(Statistic):
     Zero has no sign in the result: it is 0.0, in any order.
 
     Returns:
-        `min` and `max`: the dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the
-        kept axes; NaN, for floats, if there are no finite elements.
+        `min` and `max`: the dtype of the input (float8 as float32, uint16 and uint32 as signed integers; float64 if integers meet
+        floats), in the shape of the kept axes; NaN, for floats, if there are no finite elements.
 
     Raises:
         DTypeError: the input is complex, which has no order, or uint64.

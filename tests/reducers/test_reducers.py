@@ -27,6 +27,7 @@ from reducers import (
     CumulativeTrace,
     DTypeError,
     EmptyStateError,
+    Extremes,
     First,
     FirstNonfinite,
     Idle,
@@ -258,6 +259,28 @@ def test_observations_without_elements_change_nothing(case: Case) -> None:
     x = of_its_kind(case, torch.randn(2, *case.trailing))
     state = case.reducer.update({}, x)
     laws.same_bits(case.reducer.update(state, empty), state)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("reducer", [Extremes("b c -> c"), Summary("b c -> c")], ids=str)
+def test_integers_that_meet_floats_are_not_rounded(reducer: Reducer, dtype: torch.dtype, turned: bool) -> None:
+    xs = [torch.tensor([[2**24 + 1, -(2**24) - 1]]), torch.tensor([[1.5, -1.5]]).to(dtype), torch.full((1, 2), math.nan).to(dtype)]
+    for found in (
+        result(reducer, *(xs[::-1] if turned else xs)),
+        reducer.compute(reducer.merge_all([reducer.update({}, x) for x in xs])),
+    ):
+        assert found["max"].dtype is found["min"].dtype is torch.float64
+        assert (found["max"].tolist(), found["min"].tolist()) == ([2**24 + 1, -1.5], [1.5, -(2**24) - 1])
+
+
+@pytest.mark.parametrize("kind", [TopK, BottomK])
+def test_the_best_of_integers_and_floats(kind: type[TopK]) -> None:
+    top, sign = kind(k=4), 1 if kind is TopK else -1
+    whole = torch.tensor([sign * (2**24 + 1)])
+    found = result(top, whole, torch.tensor([0.5 * sign, math.nan]), whole)
+    assert found["value"].nan_to_num(7).tolist() == [sign * (2**24 + 1), sign * (2**24 + 1), sign * 0.5, 7]
+    assert found["step"].tolist() == [0, 2, 1, -1]
 
 
 def test_single_numbers() -> None:
