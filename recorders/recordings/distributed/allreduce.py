@@ -48,10 +48,6 @@ class Reduction:
     Args:
         manifests: those of all ranks, each once, in their order.
         reduces: whether anything is to be reduced at all.
-
-    Attributes:
-        paths: the tensors that are reduced.
-        counted: the names whose counts of observations are.
     """
 
     def __init__(self, manifests: Sequence[Manifest], reduces: bool) -> None:

@@ -100,7 +100,6 @@ class Exchange:
         failed: what an error says that did not happen.
 
     Attributes:
-        ranks: the global ranks.
         reduces: whether states that merge element by element are all-reduced, which is alike on all ranks.
         works: the collectives under way.
     """

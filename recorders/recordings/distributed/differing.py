@@ -21,8 +21,6 @@ class Copy:
 
     Attributes:
         rank: the global rank; negative if it is not known.
-        state: of the reducer.
-        samples: how many observations are in it.
     """
 
     rank: int

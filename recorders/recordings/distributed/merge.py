@@ -185,12 +185,7 @@ def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str) -> Subrecord
 
 
 class _Comparison:
-    """What was found while the copies of a subrecorder were compared.
-
-    Attributes:
-        found: what differs.
-        copies: of how many tensors copies were compared.
-    """
+    """What was found while the copies of a subrecorder were compared."""
 
     def __init__(self, reducer: Reducer, name: str, monitor: str) -> None:
         self._reducer, self._name, self._monitor = reducer, name, monitor

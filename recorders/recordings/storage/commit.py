@@ -50,7 +50,6 @@ class Generation:
     """The folder of the new files of one save, which any process that sees it may write into.
 
     Attributes:
-        root: the folder of the recording.
         generation: the name of the folder of the new files.
         live: the folder of the files that the present manifest names; "" if there is none that can be read.
     """

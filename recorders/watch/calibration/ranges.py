@@ -14,8 +14,7 @@ from recorders.errors import SelectionError
 from recorders.recordings.recording import Subrecording
 from recorders.ring.state import path_of
 from recorders.watch.calibration.distribution import Distribution, pooled
-from recorders.watch.calibration.entropy import entropy
-from recorders.watch.calibration.methods import ClippingRange, Method, minmax, mse
+from recorders.watch.calibration.methods import ClippingRange, Method, entropy, minmax, mse
 from reducers import Product, Quantile, Reducer, State, affine_qparams
 from reducers.core.reducer import check_size
 from reducers.errors import ArgumentError

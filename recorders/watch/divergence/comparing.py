@@ -27,11 +27,9 @@ class Copying(Watcher):
 
 
 class Sighted(NamedTuple):
-    """One comparison of a call with its partner.
+    """One comparison of a call of the second net with its partner in the first.
 
     Attributes:
-        call: of the second net.
-        partner: of the first.
         when: "in" or "out": whether inputs or outputs were compared.
         distance: of the tensors that differ most.
     """
@@ -71,11 +69,7 @@ class Compared:
 
 
 class Comparing(Watcher):
-    """Compares each call with its partner, and gives it the inputs of that, so that errors do not add up from module to module.
-
-    Attributes:
-        sighted: the comparisons, in order.
-    """
+    """Compares each call with its partner, and gives it the inputs of that, so that errors do not add up from module to module."""
 
     def __init__(self, compared: Compared) -> None:
         self.compared = compared

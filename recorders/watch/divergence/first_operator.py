@@ -24,8 +24,6 @@ class Flow:
     """The operators of a module, and what they lead to.
 
     Attributes:
-        calls: the operators.
-        inputs: what came in.
         ends: what goes out, each tensor with the operator that wrote it.
     """
 

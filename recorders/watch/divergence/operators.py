@@ -27,7 +27,6 @@ class OperatorCall:
 
     Attributes:
         name: such as "aten.mul.Tensor".
-        index: how many came before it.
         settings: its arguments that are no tensors, each with its position or name.
         inputs, outputs: copies of its tensors, or their digests.
         reads: for each input the call that wrote it; None if it came from elsewhere.
@@ -65,10 +64,6 @@ class OperatorLog:
         keep: what is kept of a tensor: a copy, a digest, or None for nothing.
         inputs: whether inputs are kept, too, and which call wrote each of them. Then all tensors stay alive.
         only: the index of the one call of which tensors are kept; None for all.
-
-    Attributes:
-        calls: in order.
-        on: whether operators are kept now.
     """
 
     def __init__(self, keep: Callable[[Tensor], Tensor] | None, *, inputs: bool = True, only: int | None = None) -> None:

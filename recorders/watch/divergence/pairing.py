@@ -11,11 +11,7 @@ T = TypeVar("T")
 
 
 class Pairs(Generic[T]):
-    """Pairs of items of two lists, by their indices. What is a pair stays one.
-
-    Attributes:
-        found: the index in the second list, by that in the first.
-    """
+    """Pairs of items of two lists: `found` has the index in the second by that in the first. What is a pair stays one."""
 
     def __init__(self, a: Sequence[T], b: Sequence[T]) -> None:
         self.a, self.b = a, b

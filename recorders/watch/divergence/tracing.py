@@ -24,7 +24,6 @@ class TracedCall:
 
     Attributes:
         name, number: of the module, and how often it was called before in this run.
-        module: the module.
         parent: the call that it is part of; None for that of the net.
         operators: how many operators it called by itself, not by modules inside it.
         inputs, outputs: copies of its tensors.
@@ -78,7 +77,6 @@ class Net:
 
     Attributes:
         names: by id of a module, its name.
-        modules: by name, the module.
         is_compiled: whether it, or a part of it, is run by `torch.compile`.
         calls: of the last run, in the order in which they began.
     """

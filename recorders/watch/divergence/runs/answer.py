@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from recorders.recordings.display import shown_name
+from recorders.watch.divergence.runs.apart import Growth
 from recorders.watch.divergence.runs.figure import figure_of
-from recorders.watch.divergence.runs.growth import Growth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -54,14 +54,24 @@ class Gap:
         return ~self.absolute.isnan()
 
 
-class Apart:
-    """Distances of two runs.
+@dataclass(frozen=True)
+class Growth:
+    """How far two runs are apart at a step, relative to their size; NaN if it is not known.
 
     Attributes:
-        a, b: the runs.
-        matched: what of the first is what in the second.
-        steps: those that both have, in the unit of the runs.
+        output: what the net returns; if that was not recorded, the layer whose output differs most.
+        gradient: the gradients of all parameters, as one vector.
+        weight: all parameters before the step.
     """
+
+    step: int
+    output: float
+    gradient: float
+    weight: float
+
+
+class Apart:
+    """Distances of two runs."""
 
     def __init__(self, a: RunTracks, b: RunTracks, matched: Matched) -> None:
         self.a, self.b, self.matched = _with_gradients(a, b, matched)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recorders.errors import require
-from recorders.watch.divergence.runs.growth import Growth
+from recorders.watch.divergence.runs.apart import Growth
 from recorders.watch.visualizers.visualizer import shortened
 
 if TYPE_CHECKING:

@@ -23,12 +23,7 @@ _WEIGHTS = ("weight", "weight before", "weight after", "weight gradient")
 
 @dataclass(frozen=True)
 class Matched:
-    """What of the first run belongs to what of the second.
-
-    Attributes:
-        modules: names in the second run by those in the first.
-        places: places of tracks likewise.
-    """
+    """Names of modules, and places of tracks, in the second run by those in the first."""
 
     modules: Mapping[str, str]
     places: Mapping[TrackName, TrackName]

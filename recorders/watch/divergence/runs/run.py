@@ -100,8 +100,6 @@ class RunTracks:
         steps: the step of the clock of each recorded step, or the tick of a timeline; the number of an observation if there were no
             steps.
         unit: "step", "tick" or "observation".
-        tracks: by their place, in the order of the net.
-        modules: by name, in the order of the net.
     """
 
     steps: Sequence[int]

@@ -15,9 +15,8 @@ from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording
 from recorders.watch.divergence.distance import Tolerance
 from recorders.watch.divergence.runs.answer import RunDivergence
-from recorders.watch.divergence.runs.apart import SUMMING, Apart, Gap, joint, largest, multiple, or_zero
+from recorders.watch.divergence.runs.apart import SUMMING, Apart, Gap, Growth, joint, largest, multiple, or_zero
 from recorders.watch.divergence.runs.gradients import addends, holders, switched
-from recorders.watch.divergence.runs.growth import Growth
 from recorders.watch.divergence.runs.matching import matched
 from recorders.watch.divergence.runs.run import TrackName, run_of
 from recorders.watch.timeline import Timeline
