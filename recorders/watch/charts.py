@@ -13,6 +13,9 @@ from recorders.watch.timeline import Timeline
 
 Aggregation: TypeAlias = "str | Iterable[str] | None"
 
+PUSHED = ("loss", "metric", "pushed")
+"""Groups of pushed values that every lens may draw; "pushed" is losses and metrics together."""
+
 LINES = ("mean", "std", "min", "max", "median", "Q1", "Q3")
 RANGES = ("std", "min-max", "Q1-Q3")
 _NOTE = "charts"
@@ -120,6 +123,11 @@ class ChartView:
     @property
     def shared(self) -> bool:
         return self.chart.shared or self.chart.log_scale
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether it is of losses or metrics, which belong to no layer."""
+        return self.chart.of[:1] in [(group,) for group in PUSHED]
 
     @property
     def limits(self) -> tuple[float, float]:

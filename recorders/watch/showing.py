@@ -110,7 +110,7 @@ def _figures(charts: Sequence[ChartView]) -> dict[str, float]:
     """The last value of each loss and metric."""
     found: dict[str, float] = {}
     for view in charts:
-        if view.lines and view.chart.of[:1] in (("loss",), ("metric",), ("pushed",)):
+        if view.lines and view.is_pushed:
             for name in view.layers:
                 if values := view.line(name, view.lines[0])[1]:
                     found[f"{name} loss" if view.chart.of[:1] == ("loss",) else name] = values[-1]

@@ -15,7 +15,7 @@ from recorders.capture.contents import own_parameters
 from recorders.errors import LensError
 from recorders.monitors.base import Monitor
 from recorders.schedule.clock import Phase
-from recorders.watch.charts import LINES, RANGES, Aggregation, Chart, named
+from recorders.watch.charts import LINES, PUSHED, RANGES, Aggregation, Chart, named
 from reducers import Collect, Reducer, Summary
 
 Classes: TypeAlias = "type[nn.Module] | Iterable[type[nn.Module]]"
@@ -164,10 +164,6 @@ def _quantile(ordered: Tensor, share: float) -> Tensor:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return torch.lerp(ordered[below], ordered[above], place - below)
-
-
-PUSHED = ("loss", "metric", "pushed")
-"""Groups of pushed values that every lens may draw; "pushed" is losses and metrics together."""
 
 
 @dataclass(frozen=True)

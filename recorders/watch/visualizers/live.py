@@ -164,7 +164,7 @@ class LiveTable:
 
 def _later(view: ChartView) -> bool:
     """Losses and metrics come before layers."""
-    return view.chart.of[:1] not in (("loss",), ("metric",), ("pushed",))
+    return not view.is_pushed
 
 
 def _rows_of(view: ChartView) -> Iterator[_Row]:

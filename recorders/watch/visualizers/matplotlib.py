@@ -319,7 +319,7 @@ def heat_values(view: ChartView) -> tuple[list[int], dict[str, list[float]], str
     line = view.lines[0]
     found = view.by_layer(line)
     ticks = sorted({tick for values in found.values() for tick in values})
-    return ticks, {layer: [_shown(values.get(tick, math.nan), view) for tick in ticks] for layer, values in found.items()}, line
+    return ticks, {layer: [_or_gap(values.get(tick, math.nan), view) for tick in ticks] for layer, values in found.items()}, line
 
 
 def draw_heat(figure: Any, view: ChartView, ticks: list[int], rows: Mapping[str, list[float]], line: str) -> None:
@@ -344,7 +344,3 @@ def draw_heat(figure: Any, view: ChartView, ticks: list[int], rows: Mapping[str,
     bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=40)
     bar.set_label(f"{line}, {view.unit}" if view.unit else line)
     bar.outline.set_visible(False)
-
-
-def _shown(value: float, view: ChartView) -> float:
-    return value if math.isfinite(value) and (value > 0 or not view.log_scale) else math.nan

@@ -30,8 +30,8 @@ _ROUNDED = 12
 
 def statistics_of(view: ChartView) -> tuple[str, ...]:
     """The statistics that lines and ranges of a chart need, and the number of values that were not finite."""
-    ends = [("mean", "std") if name == "std" else tuple(name.split("-")) for name in view.ranges]
-    return tuple(dict.fromkeys((*view.lines, *(end for pair in ends for end in pair), "nonfinite")))
+    ends = (part for name in view.ranges for part in ("mean-std" if name == "std" else name).split("-"))
+    return tuple(dict.fromkeys((*view.lines, *ends, "nonfinite")))
 
 
 class Columns:

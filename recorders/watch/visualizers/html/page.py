@@ -27,9 +27,6 @@ from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
 from recorders.watch.visualizers.html.runs import Run
 
-_OVERALL = ("loss", "metric", "pushed")
-"""Groups of numbers that belong to the whole training, not to a layer: they are drawn as lines."""
-
 
 def html_report(*runs: Run | Timeline | Recorder | Recording | str | os.PathLike[str], title: str = "Training report") -> str:
     """One self-contained page of one run, or of two side by side.
@@ -142,7 +139,7 @@ def _merged(runs: Sequence[Run]) -> list[ChartView]:
 
 def _overall(view: ChartView) -> bool:
     """Whether it is drawn as lines in one panel."""
-    return view.chart.across[0].show != "share" if view.chart.across else view.chart.of[:1] in [(group,) for group in _OVERALL]
+    return view.chart.across[0].show != "share" if view.chart.across else view.is_pushed
 
 
 def _described(view: ChartView, place: Mapping[str, int]) -> dict[str, Any]:
