@@ -26,7 +26,8 @@ class GroupBy(Reducer):
 
     `update(state, x, labels)`: labels are integers from 0 up. Their axes are the leading axes of `x`, and they broadcast over
     the others: `[batch]` with `[batch, channels]`. Elements with any other label, such as -100 for "ignore", are in no group.
-    Integers in `x` are converted as in `Masked`. Each tensor of the state has a new first axis, the groups.
+    Integers in `x` are converted as in `Masked`, and neither ids nor a payload are passed on. Each tensor of the state has a new
+    first axis, the groups.
 
     An update reads the observation once per group: use it for tens of classes or a hundred experts, not for a vocabulary.
 

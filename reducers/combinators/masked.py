@@ -24,6 +24,8 @@ class Masked(InputWrapper):
     `[batch, time]` with `[batch, time, features]`. Masked elements become NaN, which statistics exclude; so integers are converted
     to float64, except by reducers that count integers.
 
+    Ids and a payload, which `TopK` and `BottomK` take by themselves, are not passed on.
+
     Args:
         reducer: a reducer with a pattern, or a `Product` of such reducers.
 
@@ -31,7 +33,7 @@ class Masked(InputWrapper):
         The result of the inner reducer.
 
     Raises:
-        ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or the mask is missing.
+        ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or `update` is not given two tensors.
         ArgumentError: the mask does not broadcast to the observation.
 
     >>> import torch

@@ -45,6 +45,11 @@ def observation_with(reducer: object, xs: tuple[Any, ...], name: str) -> tuple[T
         ReducerTypeError: `xs` are not two tensors.
         ArgumentError: the second input does not broadcast to the observation.
     """
+    if len(xs) > 2:
+        raise ReducerTypeError(
+            f"{reducer!r} takes an observation and its {name}, but neither ids nor a payload; got {len(xs)} tensors: the `position` "
+            "of an element in the result of TopK or BottomK says of which sample it is"
+        )
     if len(xs) != 2:
         raise ReducerTypeError(
             f"{reducer!r} takes an observation and its {name}; got {len(xs)} of the 2 tensors: call update(state, x, {name}); a "

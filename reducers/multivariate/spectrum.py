@@ -182,7 +182,8 @@ def participation_ratio(covariance: Covariances) -> Tensor:
 class intrinsic_dimension:  # named like the functions of this module; a class, so that it equals itself after pickling
     """Function that returns the smallest number of principal axes that together reach a share of the variance.
 
-    A share within 1e-12 of the threshold counts as reached, so that rounding does not matter.
+    Unlike the other functions of covariances it is given to `postmap` with its threshold: `.postmap(intrinsic_dimension(0.9))`. A
+    share within 1e-12 of the threshold counts as reached, so that rounding does not matter.
 
     Args:
         threshold: share of the variance, above 0 and at most 1.
@@ -197,13 +198,21 @@ class intrinsic_dimension:  # named like the functions of this module; a class, 
     >>> import torch
     >>> intrinsic_dimension(0.8)(torch.diag(torch.tensor([6.0, 3.0, 1.0])))
     tensor(2)
+    >>> from reducers import Covariance
+    >>> dimension = Covariance().postmap(intrinsic_dimension(0.8))
+    >>> dimension.compute(dimension.update({}, torch.tensor([[0.0, 1.0], [9.0, 2.0], [5.0, 1.0]])))
+    tensor(1)
     """
 
     threshold: float = 0.99
 
     def __post_init__(self) -> None:
         if not isinstance(self.threshold, (int, float)) or not 0 < self.threshold <= 1:
-            raise ArgumentError(f"intrinsic_dimension takes a threshold above 0 and at most 1, and got {self.threshold!r}")
+            got = "a covariance" if isinstance(self.threshold, (Mapping, Tensor)) else repr(self.threshold)
+            raise ArgumentError(
+                f"intrinsic_dimension takes a threshold above 0 and at most 1, and got {got}: "
+                "write .postmap(intrinsic_dimension(0.99))"
+            )
 
     def __call__(self, covariance: Covariances) -> Tensor:
         reached = explained_variance_ratio(covariance).cumsum(0)

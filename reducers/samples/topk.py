@@ -158,7 +158,8 @@ class TopK(_ExtremeElements):
     elements are ranked by step, then by position, so the result does not depend on the order of merges.
 
     The step is the index of the observation among those that are not empty; if states are merged, the steps of the second
-    continue after the first. Ids identify samples independently of merging.
+    continue after the first. Ids identify samples independently of merging; `Masked`, `GroupBy` and `Prefilter` pass on neither ids
+    nor a payload.
 
     Args:
         k: number of elements to keep per kept position.

@@ -354,6 +354,9 @@ def test_inputs_are_checked() -> None:
     x = torch.ones(4, 3)
     with pytest.raises(ReducerTypeError, match="an observation and its mask; got 1 of the 2"):
         Masked(Mean()).update({}, x)
+    for outer in (Masked(TopK()), GroupBy(TopK()), WeightedMean()):
+        with pytest.raises(ReducerTypeError, match="but neither ids nor a payload; got 3 tensors: the `position` of an element"):
+            outer.update({}, x, torch.ones(4), torch.arange(4))
     with pytest.raises(ArgumentError, match=r"mask of shape \(3,\) for an observation of shape \(4, 3\)"):
         Masked(Mean()).update({}, x, torch.ones(3))
     with pytest.raises(ArgumentError, match=r"weights of shape \(4, 3, 1\)"):

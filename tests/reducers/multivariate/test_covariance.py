@@ -291,6 +291,9 @@ def test_errors_name_their_cause() -> None:
         Covariance(correction=math.nan)
     with pytest.raises(ArgumentError, match="threshold above 0 and at most 1"):
         intrinsic_dimension(0)
+    without_a_threshold = Covariance().postmap(intrinsic_dimension)
+    with pytest.raises(ArgumentError, match=r"got a covariance: write \.postmap\(intrinsic_dimension\(0\.99\)\)"):
+        without_a_threshold.compute(without_a_threshold.update({}, torch.ones(2, 2)))
     with pytest.raises(DTypeError, match=r"view_as_real"):
         Covariance().update({}, torch.ones(2, 2, dtype=torch.complex64))
     with pytest.raises(DTypeError, match="uint64"):
