@@ -47,8 +47,8 @@ def observation_with(reducer: object, xs: tuple[Any, ...], name: str) -> tuple[T
     """
     if len(xs) > 2:
         raise ReducerTypeError(
-            f"{reducer!r} takes an observation and its {name}, but neither ids nor a payload; got {len(xs)} tensors: the `position` "
-            "of an element in the result of TopK or BottomK says of which sample it is"
+            f"{reducer!r} takes an observation and its {name}, but neither ids nor a payload; got {len(xs)} tensors: the "
+            "`position` of an element in the result of TopK or BottomK says of which sample it is"
         )
     if len(xs) != 2:
         raise ReducerTypeError(
