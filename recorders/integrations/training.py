@@ -61,16 +61,7 @@ def _once_begun(method: Callable[..., T]) -> Callable[..., T | None]:
 
 class Training:
     """What a trainer tells its recorder. Nothing here raises into the trainer unless `on_finding` is "raise", and nothing is
-    communicated between ranks.
-
-    Args:
-        recorder: see `Recorded`.
-        on_finding, against: see `InTraining`.
-
-    Raises:
-        TypeError: `recorder` is neither a recorder nor a function.
-        ValueError: `on_finding` is none of these, or `against` is given without it.
-        StorageError: what is at the path `against` cannot be read.
+    communicated between ranks. Arguments and errors are those of the callbacks of trainers, see `InTraining`.
     """
 
     def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None, against: Against = None) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from recorders.recorder.selection import (
 )
 from recorders.recordings.display import cut
 from recorders.recordings.recording import lookup, stands_for_one
+from recorders.recordings.storage.codec import no_collection
 from recorders.schedule.clock import Clock
 from recorders.schedule.meter import Meter
 from recorders.schedule.notices import forget, warn_of_several, warn_of_step
@@ -261,7 +261,7 @@ class Recorder(Results):
 
     def _place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> Self:
         """Puts a copy of each prototype in `groups` on each of `places`, which were selected from `net`."""
-        with together([net]), _no_collection():
+        with together([net]), no_collection():
             added = self._put(to_place(chosen(self._prototypes, groups), unwrapped(net), places))
         self._know(net)
         warn_of_equals(added)
@@ -584,15 +584,3 @@ class Recorder(Results):
         if self._meter.ask():
             self._clock.measure(self._meter)
         return replace(found, loops=library.state(), troubles=troubles())
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keeps the garbage collector off: it finds nothing among new monitors, and for 10,000 takes as long as making them."""
-    collects = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if collects:
-            gc.enable()

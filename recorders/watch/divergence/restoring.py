@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recorders.capture.copying import CONTAINERS
 from recorders.capture.operands import leaves, mapped
+from recorders.monitors.sites import copied
 from recorders.watch.diagnosis.probe.copied import RandomState
 
 _KEPT = ("_parameters", "_buffers", "_modules")
@@ -93,14 +94,14 @@ class Restored:
         for group in optimizer.param_groups:
             self._keep_tensors(group["params"])
         groups = [dict(group) for group in optimizer.param_groups]
-        states = {parameter: mapped(dict(state), _copied) for parameter, state in optimizer.state.items()}
+        states = {parameter: mapped(dict(state), copied) for parameter, state in optimizer.state.items()}
 
         def undo() -> None:
             for group, kept in zip(optimizer.param_groups, groups, strict=False):
                 _refill(group, kept)
             optimizer.state.clear()
             for parameter, state in states.items():
-                optimizer.state[parameter] = mapped(state, _copied)
+                optimizer.state[parameter] = mapped(state, copied)
 
         self._undo.append(undo)
 
@@ -129,10 +130,6 @@ def random_state(modules: list[nn.Module], tensors: Iterable[Tensor]) -> RandomS
         devices |= {torch.device("cuda", torch.cuda.current_device())}
     generators = [generator for module in modules for generator in inner_generators_of(module)]
     return RandomState(sorted(devices, key=str), generators)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
 
 
 def _equal(tensor: Tensor, kept: Tensor) -> bool:
