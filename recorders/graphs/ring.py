@@ -18,6 +18,7 @@ from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 
 MOST = 512  # the most rows of a ring
+_live: weakref.WeakSet[GraphRing] = weakref.WeakSet()
 
 
 class _Table(ctypes.Structure):
@@ -65,7 +66,10 @@ class GraphRing:
             for slots in (slots for leaf in own for slots in slots_in(leaf)):
                 self._places[-1].append((place, place + slots.size // 8))
                 place += slots.size // 8
-        capacity = min(MOST, len(numbers) * COPIES.enough // reader.size, COPIES.together // reader.size)
+        _live.add(self)
+        share = COPIES.together // 2 // len(_live)  # a half, because rings that are full wait for all their monitors
+        two = 2 * reader.size if 2 * reader.size <= COPIES.together else 0  # with fewer rows nothing could wait
+        capacity = min(MOST, min(len(numbers) * COPIES.enough, max(share, two)) // reader.size)
         with NoInference(False):
             self._rows = torch.empty((capacity, place), dtype=torch.float64, device="cpu")
         told = (ctypes.c_int64 * len(numbers))(*numbers)

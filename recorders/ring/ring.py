@@ -119,7 +119,9 @@ class Ring(Pending):
         if count >= self.capacity:
             return None
         if self._memory is None:
-            self._memory = self.codec.new_memory(self.rows)
+            rows = min(self.rows, self.codec.room.capacity(self.codec.size))  # others came since this one was made
+            self.rows, self.capacity = rows, min(self.capacity, rows)
+            self._memory = self.codec.new_memory(rows) if rows > 1 else None
             if self._memory is None:
                 self.capacity = 0
                 return None

@@ -14,6 +14,7 @@ from recorders.graphs import reading
 from recorders.graphs.reading import RowReader, is_read, read_parts_of
 from recorders.graphs.ring import GraphRing, Share
 from recorders.graphs.sinks import KEY, GraphBatch
+from recorders.ring.ring import COPIES
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
 from reducers.kernels.cpp import library
 
@@ -203,3 +204,10 @@ def test_what_only_the_tensor_tells_is_found_when_the_graph_runs(x: Tensor) -> N
 )
 def test_reducers_that_are_left_to_others(reducer: Reducer) -> None:
     assert not is_read(reducer, torch.randn(4, 4))
+
+
+def test_rings_of_a_net_of_thousands_of_layers_share_their_memory() -> None:
+    xs = [torch.randn(4, 32)] * 1500
+    rings = [ring_of([Moments("... c -> c")] * len(xs), xs, key=name * KEY) for name in "abcd"]
+    assert all(ring.capacity >= 2 for ring in rings)
+    assert sum(ring._rows.nbytes for ring in rings) <= 1.1 * COPIES.together

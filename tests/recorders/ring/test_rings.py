@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from profiled import our_calls_of
 from torch import Tensor, nn
 
-from recorders import ForwardMonitor, Monitor, OperandError, Recorder
+from recorders import CallMonitor, ForwardMonitor, Monitor, OperandError, Recorder
 from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.distributed.placement import Placement
 from recorders.ring import ring as codecs
@@ -220,6 +220,19 @@ def test_the_memory_of_all_rings_of_a_monitor_is_that_of_one() -> None:
         assert monitor.samples == 400
         seen = [xs[number % len(xs) if number % 7 else number % 3] for number in range(400)]
         laws.close(monitor.state, updated(reducer, seen), rtol=1e-11)
+
+
+@pytest.mark.parametrize("size", [2048, 1 << 15])
+def test_rings_of_thousands_of_layers_fit_into_the_memory_of_all(size: int) -> None:
+    monitors = [CallMonitor(Moments("... c -> c")) for _ in range(2000)]
+    x = torch.ones(size // 512, 128)
+    for _ in range(3):
+        for monitor in monitors:
+            monitor.push(x)
+    waiting = [ring for monitor in monitors for ring in rings(monitor) if ring.count]
+    assert len(waiting) > 1000
+    assert sum(map(memory, monitors)) <= COPIES.together
+    assert {monitor.samples for monitor in monitors} == {3}
 
 
 def test_shapes_that_come_no_more_make_room_for_others(without_loops: None) -> None:
