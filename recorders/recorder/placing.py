@@ -72,8 +72,10 @@ def chosen(prototypes: Mapping[str, Monitor], groups: str | Iterable[str] | None
     return {group: prototypes[group] for group in names}
 
 
-def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Place]) -> Iterator[ToPlace]:
+def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Place], prefix: str = "") -> Iterator[ToPlace]:
     """A monitor of each prototype for each of `places`, which were selected from `net`, if there is something to watch.
+
+    One that is for the net alone has the name of its group, and `prefix` if there is one.
 
     Raises:
         SelectionError: no prototype fits any place; or all names that one watches are in no place, and similar ones are.
@@ -92,12 +94,12 @@ def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Pla
         recipe = recipes(prototype, [net])
         if prototype.of_net:
             fits = True
-            yield ToPlace([group], net, prototype.attr, *recipe(net))
+            yield ToPlace([_name(group, prefix)], net, prototype.attr, *recipe(net))
             continue
         for place in places:
             if place.attr is not None or prototype.applies(place.module):
                 fits = True
-                names = [f"{group}/{name}" if group and name else group or name for name in place.names]
+                names = [_name(group, name) for name in place.names]
                 attr = prototype.attr if place.attr is None else place.attr
                 yield ToPlace(names, place.module, attr, *recipe(place.module))
         _check_names(prototype, [place.module for place in places if place.attr is None])
@@ -107,6 +109,10 @@ def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Pla
             f"none of the {len(places)} modules selected has anything to watch for {given}: choose modules that have it, by types= "
             "or names="
         )
+
+
+def _name(group: str, name: str) -> str:
+    return f"{group}/{name}" if group and name else group or name
 
 
 def _check_names(prototype: Monitor, modules: list[nn.Module]) -> None:

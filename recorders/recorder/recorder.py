@@ -177,7 +177,7 @@ class Recorder(Results):
             SelectionError: nothing matches (the message lists what exists), or a name is taken. Nothing is added then.
         """
         criteria = Criteria(types, names, indices, exclude, depth, leaves, where)
-        return self._place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
+        return self._place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix), prefix)
 
     def children(
         self,
@@ -193,7 +193,7 @@ class Recorder(Results):
     ) -> Self:
         """Like `modules`, for the direct children of `net` only; `indices` are positions in `net.children()`."""
         criteria = Criteria(types, names, indices, exclude, where=where)
-        return self._place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
+        return self._place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix), prefix)
 
     def parameters(
         self,
@@ -209,7 +209,7 @@ class Recorder(Results):
     ) -> Self:
         """Like `modules`, for single parameters: `names` are theirs, `types` and `where` test the modules that own them."""
         criteria = Criteria(types, names, indices, exclude, where=where)
-        return self._place(net, groups, select_parameters(net, criteria, prefix=prefix))
+        return self._place(net, groups, select_parameters(net, criteria, prefix=prefix), prefix)
 
     @classmethod
     def pairs(
@@ -259,10 +259,10 @@ class Recorder(Results):
             recorder._put(wanted, alone=True)
         return recorder
 
-    def _place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> Self:
+    def _place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place], prefix: str) -> Self:
         """Puts a copy of each prototype in `groups` on each of `places`, which were selected from `net`."""
         with together([net]), no_collection():
-            added = self._put(to_place(chosen(self._prototypes, groups), unwrapped(net), places))
+            added = self._put(to_place(chosen(self._prototypes, groups), unwrapped(net), places, prefix))
         self._know(net)
         warn_of_equals(added)
         return self

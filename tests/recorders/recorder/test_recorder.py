@@ -20,6 +20,7 @@ from recorders import (
     ForwardInputMonitor,
     ForwardMonitor,
     MergeError,
+    OptimizerMonitor,
     ParameterGradientMonitor,
     ParameterMonitor,
     Recorder,
@@ -112,6 +113,20 @@ def test_equal_monitors_share_one_capture_under_both_names() -> None:
     recorder.modules(model, types=nn.ReLU)
     assert len(recorder) == 2
     assert len(model[1]._forward_hooks) == 2
+
+
+def test_monitors_of_two_whole_nets_are_kept_apart_by_prefix() -> None:
+    def rate(optimizer: torch.optim.Optimizer) -> float:
+        return float(optimizer.param_groups[0]["lr"])
+
+    nets = {"generator": net(), "critic": net()}
+    recorder = Recorder(None, rate=OptimizerMonitor(Last(), op_=rate))
+    for name, one in nets.items():
+        recorder.modules(one, prefix=name)
+    for scale, one in enumerate(nets.values(), 1):
+        one(torch.ones(1, 3)).sum().backward()
+        torch.optim.SGD(one.parameters(), float(scale)).step()
+    assert {name: monitor.peek().item() for name, monitor in recorder.items()} == {"rate/generator": 1.0, "rate/critic": 2.0}
 
 
 def test_two_nets_are_kept_apart_by_prefix() -> None:
