@@ -161,7 +161,8 @@ def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> lis
                 place = first.layer
             elif causes[:1] == ("detached",):  # at the end nearest to the loss
                 place = alike[-1].layer
-            where = f", in {first.layer} and {len(alike) - 1} more of {layers} layers" if len(alike) > 1 else ""
+            others = len({one.layer for one in alike} - {place, first.layer})  # one layer may have several at fault
+            where = f", in {first.layer} and {others} more of {layers} layers" if others else ""
             severity = first.severity if frozen else "error"
             one = replace(first, severity=severity, layer=place, what=first.what + where, causes=causes)
             faults = [one, *(other for other in faults if other.kind != kind)]

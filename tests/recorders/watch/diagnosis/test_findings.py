@@ -103,6 +103,20 @@ def test_far_too_large_and_far_too_small_learning_rates_are_found() -> None:
         assert {layer for layer, what in found(recorder) if word in what} >= layers
 
 
+def test_a_fault_of_all_layers_counts_each_once() -> None:
+    recorder = presets.health().modules(net := mlp(nn.ReLU()))
+    optimizer = torch.optim.SGD(net.parameters(), 100.0)
+    with recorder:
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = net(torch.randn(8, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            recorder.push("loss", loss)
+    (told,) = [what for _, what in found(recorder) if "too large" in what]
+    assert ", in 0 and 1 more of 2 layers" in told
+
+
 def test_ratios_kept_as_a_summary_serve_as_well() -> None:
     net = mlp(nn.ReLU())
     recorder = watch(net, Summary())
