@@ -96,6 +96,14 @@ class Hook:
         function, given = getattr(self.usual, "func", self.usual), getattr(self.usual, "args", (None,))
         return getattr(function, "__self__", given[0])
 
+    @property
+    def __name__(self) -> str:
+        """What `torch.jit.script` asks for first: it compiles hooks, too, and this one it cannot."""
+        raise AttributeError(
+            "torch.jit.script cannot compile the hooks of a recorder: script the net before it is recorded, or call "
+            "recorder.deregister() first and recorder.register() afterwards"
+        )
+
     @constant_in_graphs
     def _mark_traced(self) -> bool:
         """Called while a graph is traced: sets `traced`; returns False if this torch cannot record in graphs."""

@@ -405,6 +405,16 @@ def test_an_encoder_in_evaluation_records_the_tokens_that_its_mask_leaves() -> N
     torch.testing.assert_close(recorder["layers.1.norm2"].compute(), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_recorded_net_that_is_scripted_says_what_to_do() -> None:
+    net = nn.Sequential(nn.Linear(2, 1))
+    recorder = Recorder(ForwardMonitor(Mean())).modules(net)
+    with pytest.raises(AttributeError, match=r"script the net before it is recorded, or call recorder.deregister\(\)"):
+        torch.jit.script(net)
+    recorder.deregister()
+    assert torch.jit.script(net)(torch.ones(1, 2)).shape == (1, 1)
+
+
 def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
     net = Returns(torch.ones(1))
     recorder = Recorder(out=ForwardMonitor(Mean()), inp=ForwardInputMonitor(Mean())).modules(net)
