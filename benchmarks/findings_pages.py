@@ -27,6 +27,7 @@ FURTHER = {
     "updates-too-small": ("vanishing-gradients", "initialisation"),
     "no-gradient": ("initialisation",),
     "loss-does-not-fall": ("vanishing-gradients", "exploding-gradients", "frozen", "weights-overwritten"),
+    "loss-falls-slowly": ("frozen",),
     "loss-rises": ("schedule",),
     "loss-jumps": ("weights-overwritten",),
     "sees-the-future": ("wrong-axis",),

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from recorders.capture.contents import own_parameters
 from recorders.capture.operands import is_spread
-from recorders.watch.diagnosis.batches import FEATURES, LABELS
+from recorders.watch.diagnosis.batches import FEATURES, LABELS, SAMPLES
 from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence, finite
-from recorders.watch.diagnosis.limits import LOSS, MOVED, SORTED
+from recorders.watch.diagnosis.finding import Severity
+from recorders.watch.diagnosis.limits import FIRST_STEPS, LOSS, MOVED, SORTED
 from recorders.watch.overview import Layer
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "blind_loss",
     "classes_of",
     "drifts",
+    "has_unit_length",
     "held_by",
+    "if_too_large",
     "is_adversarial",
     "is_binary",
     "is_readable",
@@ -100,6 +103,27 @@ def drifts(target: BatchCourse) -> bool:
 def _farthest_fall(values: Sequence[float]) -> float:
     """How far values fall at most below one that came before."""
     return max(highest - value for highest, value in zip(accumulate(values, max), values, strict=True))
+
+
+def has_unit_length(batches: BatchCourse) -> bool:
+    """Whether each sample is a vector of length 1, as far as the norms of batches tell."""
+    each = zip(*(batches.each[name] for name in ("count", "samples", "axes", "norm")), strict=True)
+    return all(
+        axes == 2 and abs(norm**2 / min(samples, max(SAMPLES, FEATURES * samples // max(count, 1))) - 1) < 1e-3
+        for count, samples, axes, norm in each
+    )
+
+
+def if_too_large(known: Evidence) -> Severity:
+    """How bad steps are that are too large: less than an error if the loss has come down from that of the first step all the same.
+
+    Those that leave much of the initial weights are a notice, if the loss has come down by most.
+    """
+    if not known.learns or known.loss is None:
+        return "error"
+    left = known.loss.end() / known.loss.finite[0]  # it may have been thrown up since, and come back
+    mild = left < LOSS.most and known.early_ratio <= FIRST_STEPS
+    return "notice" if mild else "warning" if left < LOSS.learns else "error"
 
 
 def may_broadcast(target: BatchCourse, output: BatchCourse) -> bool:

@@ -83,7 +83,7 @@ CAUSES: dict[str, Cause] = {
     "symmetry": Cause("units that are equal from the start", "random initial weights"),
     "no-nonlinearity": Cause("no activation function between the layers", "an activation function after each hidden layer"),
     "detached": Cause(
-        "the graph is cut: detach(), .data, .item(), no_grad, or NumPy",
+        "the graph is cut: detach(), .data, .item(), no_grad, NumPy, or a step without slope such as round",
         "look for what cuts the graph between this layer and the loss",
     ),
     "never-ran": Cause("the layer is not called", "call the module itself in forward, or remove it"),

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recorders.watch.diagnosis.asked import share_of, written
+from recorders.watch.diagnosis.asked import if_too_large, share_of, written
 from recorders.watch.diagnosis.evidence import Evidence
-from recorders.watch.diagnosis.finding import Finding
+from recorders.watch.diagnosis.finding import Finding, Severity
 
 __all__ = ["explained", "rank_of", "told_once"]
 
@@ -100,6 +100,8 @@ BY_SIZES = frozenset({"high-initial-loss", "dead-units", "saturated-units", "out
 """What inputs, or initial weights, that are far too large do to a net."""
 LOSSES = frozenset(next(kinds for kinds in ORDER if "loss-rises" in kinds))
 """Symptoms that any other fault explains."""
+FLAT = frozenset({"loss-does-not-fall", "loss-falls-slowly"})
+"""Those of them that tell of what is not learned."""
 EVERYWHERE = 0.5
 """The share of the layers from which on a fault of layers is one of the training."""
 OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer", "frozen": "optimizer"}
@@ -109,7 +111,7 @@ OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer
 def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding], list[Finding]]:
     """The faults, causes before consequences, and the notices."""
     layers = sum(layer.update is not None or "update" in layer.silent for layer in known.layers)
-    told = told_once(found, layers, sure=bool(known.weights) and known.loss is not None)
+    told = told_once(found, layers, sure=bool(known.weights) and known.loss is not None, too_large=if_too_large(known))
     if any(one.kind == "exploding-gradients" for one in told):  # what makes these grow makes the outputs grow
         told = [replace(one, severity="notice") if one.kind == "growing-signal" else one for one in told]
     told = _with_reasons(told, known)
@@ -131,7 +133,15 @@ def _with_reasons(told: Sequence[Finding], known: Evidence) -> list[Finding]:
         reasons.add("written-between-steps")  # such as a clipping of weights that keeps them small
     if any(one.kind in BY_SIZES for one in later):
         reasons |= {"large-inputs", "large-initial-weights"}
-    return [replace(one, severity="error") if one.kind in reasons else one for one in told]
+    told = [replace(one, severity="error") if one.kind in reasons else one for one in told]
+    fresh = next((one for one in told if one.kind == "frozen-from-start" and one.severity != "notice"), None)
+    return told if fresh is None else [_of_random_layers(one, fresh) if one.kind in FLAT else one for one in told]
+
+
+def _of_random_layers(one: Finding, fresh: Finding) -> Finding:
+    """A loss that hardly falls, of a net of which layers that nobody has trained are frozen."""
+    causes = dict.fromkeys((fresh.cause, *one.causes))
+    return replace(one, causes=(*causes,), remedy=fresh.remedy)
 
 
 def rank_of(one: Finding) -> tuple[bool, float]:
@@ -142,12 +152,13 @@ def rank_of(one: Finding) -> tuple[bool, float]:
     return one.severity != "error", 5.5 if of_all else _PLACE[one.kind]
 
 
-def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> list[Finding]:
+def told_once(faults: Sequence[Finding], layers: int, sure: bool = False, too_large: Severity = "error") -> list[Finding]:
     """Tells a fault once that several rules see, and one that most layers have as one of the training.
 
     Args:
         layers: how many have weights that are trained.
         sure: whether causes are those that something tells of.
+        too_large: how bad updates are that are too large in most layers.
     """
     faults = [*{(one.kind, one.layer, one.what * (one.kind == "left-range")): one for one in faults[::-1]}.values()][::-1]
     if any(one.kind == "equal-outputs" and one.layer != "(net)" for one in faults):  # a run showed where
@@ -163,7 +174,7 @@ def told_once(faults: Sequence[Finding], layers: int, sure: bool = False) -> lis
                 place = alike[-1].layer
             others = len({one.layer for one in alike} - {place, first.layer})  # one layer may have several at fault
             where = f", in {first.layer} and {others} more of {layers} layers" if others else ""
-            severity = first.severity if frozen else "error"
+            severity = first.severity if frozen else too_large if kind == "updates-too-large" else "error"
             one = replace(first, severity=severity, layer=place, what=first.what + where, causes=causes)
             faults = [one, *(other for other in faults if other.kind != kind)]
     return [*faults]

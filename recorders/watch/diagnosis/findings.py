@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from recorders.errors import in_a_line
@@ -11,13 +12,14 @@ from recorders.recorder.report import unexpected
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording, check_recorded
 from recorders.watch.diagnosis import batch_rules, layer_rules, loss_rules, net_rules, optimizer_rules, rank_rules, weight_rules
-from recorders.watch.diagnosis.asked import is_adversarial
+from recorders.watch.diagnosis.asked import has_unit_length, is_adversarial, only
 from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.explaining import explained
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
 from recorders.watch.diagnosis.learned import Against, learned_at
 from recorders.watch.diagnosis.left_ranges import left_ranges
+from recorders.watch.diagnosis.limits import WEIGHTED
 from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.diagnosis.probe.probing import Probed, probed
 from recorders.watch.timeline import Timeline
@@ -90,6 +92,8 @@ def findings(
     meant = {"bottleneck"} if is_adversarial(known) else set()  # what a generator gives its critic is no code of it
     meant |= {"dropout-on-outputs"} if any(one.kind == "evaluation-mode" for one in found) else set()  # then it does nothing
     found += [one for one in runs.found if one.kind not in meant]
+    if not known.target and target is None:
+        found = [replace(one, severity="notice") if _is_projection(known, one) else one for one in found]
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)
@@ -113,6 +117,20 @@ RULES = (
     *rank_rules.RULES,
 )
 """Each looks at what is known of a training, and yields what it finds."""
+
+
+def _is_projection(known: Evidence, one: Finding) -> bool:
+    """Whether it is told of a projector of a contrastive training that it reads what a linear layer gives.
+
+    People read what the encoder gives, and throw away the projector after it: the first layer of a part of the net, or the last
+    layer, if what it gives has a length of 1.
+    """
+    layers = [layer.name for layer in known.layers if layer.kind in WEIGHTED and not layer.whole]
+    part, inner, _ = one.layer.partition(".")
+    first = next((name for name in layers if inner and name.partition(".")[0] == part), None)
+    output = only(known.outputs)
+    last = layers[-1:] if output is not None and has_unit_length(output) else []
+    return one.kind == "linear-net" and one.layer in (first, *last)
 
 
 def _judged(known: Evidence) -> tuple[list[Finding], list[str]]:

@@ -129,6 +129,7 @@ class LossLimits(NamedTuple):
         unsure: up to which share of the start its noise may hide that it falls.
         rises: by which share it must rise to be called rising.
         learns: below which share of the start it has come down.
+        most: below which share of the first loss it has come down by most.
         well: below which share of the start it has come far.
         trivial: it must come below this share of the loss of a net that knows nothing of its inputs.
         rare: the share of labels of one kind below which batches differ by how many of them there are.
@@ -150,6 +151,7 @@ class LossLimits(NamedTuple):
     unsure: float = 0.05
     rises: float = 0.1
     learns: float = 0.75
+    most: float = 1 / 3
     well: float = 0.1
     trivial: float = 0.95
     rare: float = 0.1

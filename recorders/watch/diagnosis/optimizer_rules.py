@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from torch import nn
 
-from recorders.watch.diagnosis.asked import LEAST, Moved, moved_between, share_of
+from recorders.watch.diagnosis.asked import LEAST, Moved, if_too_large, moved_between, share_of
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import (
@@ -109,7 +109,7 @@ def optimizer_state(known: Evidence) -> Iterator[Finding]:
     elif second < 0.5:
         yield fault("odd-momentum", "optimizer", f"its second beta is {second:g}; 0.999 is usual")
     coarse, ratio = max(known.fact("coarse"), default=0.0), known.ratio
-    if coarse > 0.5 and ratio < COARSE:
+    if coarse > 0.5 and ratio < COARSE and any(any(course.values) for course in _all(known.gradients)):
         what = f"{coarse:.0%} of the weights have 16 bits, and a typical step changes them by {ratio:.1e} of their norm"
         yield fault("coarse-weights", "optimizer", what)
 
@@ -207,7 +207,8 @@ def first_steps(known: Evidence) -> Iterator[Finding]:
     soon = known.ratio > 0.1 * FIRST_STEPS  # a small head grows, and is then changed less
     if known.early_ratio > (FIRST_STEPS if soon else 3 * FIRST_STEPS) or (known.early_ratio > LOSS.early and thrown):
         what = f"each of the first steps changes the weights by {shown_range(known.early_ratio)}"
-        yield fault("updates-too-large", "optimizer", what, 0, causes=("rate-too-high", "loss-scale"))
+        causes = ("rate-too-high", "loss-scale")
+        yield fault("updates-too-large", "optimizer", what, 0, causes=causes, severity=if_too_large(known))
 
 
 def oscillating(known: Evidence) -> Iterator[Finding]:

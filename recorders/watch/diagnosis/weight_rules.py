@@ -9,7 +9,7 @@ from torch import nn
 from recorders.watch.diagnosis.asked import held_by, is_readable
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, because, fault
-from recorders.watch.diagnosis.layer_rules import gradients_by_depth, modules_above
+from recorders.watch.diagnosis.layer_rules import dead, gradients_by_depth, modules_above, silent_blocks
 from recorders.watch.diagnosis.limits import LOSS, NORMS, TINY_GRADIENT, UPDATE_LIMITS, shown_range
 from recorders.watch.overview import Layer
 
@@ -27,7 +27,8 @@ def updates(known: Evidence) -> Iterator[Finding]:
             aside = "gradient" in layer.silent or _is_unused(known, layer.name)
             aside = aside and "weight_gradient" in layer.silent and any(other.has_gradients for other in layers)
             if (layer.trained and not aside) or (layer.trained is None and layer.has_gradients):
-                what = "the weights never changed" + because(layer.silent.get("update", ""))
+                reason = "their gradients were all zero" if layer.has_zero_gradients else layer.silent.get("update", "")
+                what = "the weights never changed" + because(reason)
                 by_others = known.steps is None and known.learns  # something that is no optimizer of PyTorch changes them
                 causes = _why_frozen(known, layer)
                 yield fault("frozen", layer.name, what, causes=causes, severity="notice" if by_others else None)
@@ -63,7 +64,8 @@ def _is_sure(known: Evidence, layer: Layer) -> bool:
 
 def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
     """The likely causes, if anything tells of them."""
-    if max(known.fact("coarse"), default=0.0) > 0.5 and "update" not in layer.silent:
+    coarse = max(known.fact("coarse"), default=0.0) > 0.5
+    if coarse and "update" not in layer.silent and not layer.has_zero_gradients:
         return ("lost-updates", "rate-too-low")
     if not known.weights or known.loss is None:
         return ()
@@ -80,7 +82,19 @@ def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
     held, without = known.fact("held"), known.fact("without gradient")
     if held == without and any(norm > 0 for norm in known.gradient_norms.values()):
         return ("no-steps", "detached")  # as what came was cleared before the step
-    return ("detached", "frozen") if "weight_gradient" in layer.silent else ("dead-units", "initialisation")
+    if "weight_gradient" in layer.silent:
+        return ("detached", "frozen")
+    return ("loss-scale", "detached") if coarse and not _units_died(known) else _why_zero(known)
+
+
+def _why_zero(known: Evidence) -> tuple[str, ...]:
+    """The likely causes of gradients that come, and are all zero."""
+    return ("dead-units", "initialisation", "detached") if _units_died(known) else ("detached", "dead-units", "initialisation")
+
+
+def _units_died(known: Evidence) -> bool:
+    """Whether most units of a layer are dead."""
+    return any(one.severity != "notice" for one in (*dead(known), *silent_blocks(known)))
 
 
 def no_gradient(known: Evidence) -> Iterator[Finding]:
@@ -104,8 +118,7 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
     zero = [layer for layer in trained if layer.has_zero_gradients]
     if zero:
         more = f", and of {len(zero) - 1} more layers" if len(zero) > 1 else ""
-        causes = ("dead-units", "initialisation", "detached")
-        yield fault("no-gradient", zero[-1].name, f"the gradients of its weights were all zero{more}", causes=causes)
+        yield fault("no-gradient", zero[-1].name, f"the gradients of its weights were all zero{more}", causes=_why_zero(known))
 
 
 def _is_unused(known: Evidence, name: str) -> bool:

@@ -373,7 +373,52 @@ def tied_and_clipped(setup: Setup) -> None:
         parameter.register_post_accumulate_grad_hook(clip)
 
 
+class Rounded(nn.Module):
+    """A step, whose slope is zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.round()
+
+
+def rounded_inside(setup: Setup) -> None:
+    setup.net[4] = Rounded()  # type: ignore[index]
+
+
+def rounded_at_the_end(setup: Setup) -> None:
+    setup.net.append(Rounded())  # type: ignore[operator]
+
+
+def underflowing(setup: Setup) -> None:
+    """Gradients are below the least number of 16 bits."""
+    net, loss = setup.net, setup.loss
+    setup.net = nn.Sequential(Halved(), *net.half().children())
+    setup.optimizer = torch.optim.SGD
+    setup.loss = lambda output, target: loss(output.float(), target) * 1e-9
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.half()
+
+
+def random_first_layer(setup: Setup) -> None:
+    """It is frozen, and what is trained after it does not learn the labels, which are of pairs of signs, at a usual rate."""
+    setup.steps, batch = 110, setup.batch
+    setup.net[0].requires_grad_(False)  # type: ignore[index]
+
+    def signs(step: int) -> tuple[Tensor, Tensor]:
+        x, _ = batch(step)
+        pairs = (x[:, :4] - x[:, :4].mean(0)).unflatten(1, (2, 2)).prod(2) > 0
+        return x, pairs[:, 0] + 2 * pairs[:, 1]
+
+    setup.batch = signs  # type: ignore[method-assign]
+
+
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
+    "a step inside": (rounded_inside, ("no-gradient", "3", "detached")),
+    "a step at the end": (rounded_at_the_end, ("frozen", "5", "detached")),
+    "gradients that underflow": (underflowing, ("frozen", "optimizer", "loss-scale")),
+    "a first layer that is random": (random_first_layer, ("loss-does-not-fall", "loss", "frozen")),
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "(net)", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
     "layers in a list": (in_a_list, ("frozen", "(net)", "not-in-optimizer")),
