@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from reducers.kernels.digests import NANS
 from reducers.kernels.parts import Runs
-from reducers.kernels.triton import accumulate, best, bins, digest, join, launching, many, sketch, sweep, weigh
+from reducers.kernels.triton import accumulate, best, bins, digest, join, many, sketch, sweep, weigh
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
@@ -84,16 +84,12 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
     """
     recorded: list[tuple[Any, dict[str, Any]]] = []
 
-    class Launcher:
-        def __init__(self, kernel: Any, traced: bool) -> None:
-            self.kernel = kernel
+    def launcher(kernel: Any, grid: Any) -> Any:
+        names = kernel.arg_names
+        return lambda *args, **kwargs: recorded.append((kernel, dict(zip(names, args, strict=False), **kwargs)))
 
-        def __getitem__(self, grid: Any) -> Any:
-            names = self.kernel.arg_names
-            return lambda *args, **kwargs: recorded.append((self.kernel, dict(zip(names, args, strict=False), **kwargs)))
-
-    before = launching.launcher
-    launching.launcher = Launcher  # type: ignore[assignment]
+    before = triton.JITFunction.__getitem__
+    triton.JITFunction.__getitem__ = launcher
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
         if reducer in WEIGHTED:
@@ -116,7 +112,7 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             recorded.clear()
             many.swept_rows(xs, [(names, 0.5, rows)], tables)
     finally:
-        launching.launcher = before
+        triton.JITFunction.__getitem__ = before
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
         name = "join_ready" if ordered.get("READY") else kernel.fn.__name__
@@ -128,15 +124,18 @@ def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], red
     columns, dtype = FAMILIES[MASKED.get(reducer, reducer)], swept_dtype(x, mask)
     partials = sweep.new_partials(x, axes, columns, mask)
     due = torch.empty((), dtype=torch.int32, device="meta")
-    sweep._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
-    state = sweep._join(partials, shape, columns, dtype, [], None, False)
+    sweep.sweep_into(x, partials, axes, columns, 0.5, due, mask)
+    state = join.join_partials(partials, shape, columns, dtype, [])
     recorded.pop()
-    sweep._join(partials, shape, columns, dtype, state, due, False)
+    join.join_partials(partials, shape, columns, dtype, state)
     if mask is None:
         slots = torch.empty((32, *partials.shape), dtype=torch.int64, device="meta")
-        each = join._join_each(slots, columns, dtype, 0, 32, False)
-        join._join(each, shape, columns, dtype, state, None, False, 0, 32, ready=True)
-        accumulate._join_in_place(torch.empty(16, dtype=torch.int64, device="meta"), partials, columns, dtype, 0)
+        each = join.each_joined(slots, columns, dtype, 0, 32)
+        join.join_partials(each, shape, columns, dtype, state, 0, 32, ready=True)
+        _, parts, kept = partials.shape
+        accumulate._join_launch(columns, dtype, parts, kept)(
+            "meta", (torch.empty(16, dtype=torch.int64, device="meta"), partials), 0
+        )
 
 
 def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: Any, recorded: list[Any]) -> None:
@@ -149,21 +148,21 @@ def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: A
     else:
         bounds, (bits, (first, end)) = None, of
         number = 2 * (end - first << bits) + 3
-    state = bins._start(x, shape, number, bounds is None, first, [], False)
+    state = bins._start(x, shape, number, bounds is None, first, [])
     recorded.pop()
     before = [*state[:3], *state[4:]]  # without the table of the extremes
-    state = bins._start(x, shape, number, bounds is None, first, before, False)
-    bins._count(x, tiles, state, bounds, bits, first, False)
+    state = bins._start(x, shape, number, bounds is None, first, before)
+    bins._count(x, tiles, state, bounds, bits, first)
 
 
 def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: int) -> None:
     tiles = best.plan(x, axes)
     assert tiles is not None
-    table, nonfinite = best._choose(x, tiles, k, True, False)
+    table, nonfinite = best._choose(x, tiles, k, True)
     state = [torch.empty((*shape, k), dtype=dtype, device="meta") for dtype in (x.dtype, *(torch.int64,) * 3)]
     seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
     left_out = torch.empty(shape, dtype=torch.int64, device="meta")
-    best._rank(x, table, nonfinite, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen, left_out], False)
+    best._rank(x, table, nonfinite, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen, left_out])
 
 
 def hash_launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> None:

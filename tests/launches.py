@@ -1,13 +1,15 @@
 """What an update costs on a GPU, counted without one: launches, temporaries, waits and allocations, with fake CUDA tensors.
 
 Fake tensors have shapes, strides and devices, but no numbers. So an update of fake CUDA tensors makes the calls that it would make
-on a GPU, and what would look at a number raises. Run `python tests/launches.py` from the root, with triton installed, for a table
-of all reducers; `--plain` shows them without the kernels by Triton.
+on a GPU, and what would look at a number raises. Kernels in Triton take them here, and are not launched. Run
+`python tests/launches.py` from the root, with triton installed, for a table of all reducers; `--plain` shows them without the
+kernels by Triton.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reducers.distributions import histogram
 
-__all__ = ["Counted", "counted", "fake_recording", "recorded", "recorded_steps"]
+__all__ = ["Counted", "counted", "fake_kernels", "fake_recording", "recorded", "recorded_steps"]
 
 ALLOCATES = {"aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default", "aten.empty_like.default"}
 FREE = {"aten.detach.default", "aten.lift_fresh.default", "aten.alias.default", "aten.is_pinned.default", "prim.device.default"}
@@ -42,12 +44,12 @@ class Counted:
     """What one update called.
 
     Attributes:
-        launches: calls that start work on the device: operators but views and allocations.
+        launches: calls that start work on the device: operators but views and allocations, and kernels.
         temporaries: tensors of at least as many elements as the observation that were made.
         waits: calls for which the host waits for the device.
         allocations: tensors whose memory was asked for.
         largest: the number of elements of the largest of these.
-        names: the operators that were launched, in order.
+        names: the operators and kernels that were launched, in order.
     """
 
     launches: int = 0
@@ -63,6 +65,18 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.elements = elements
         self.counted = Counted()
+
+    def __enter__(self) -> Any:
+        _counters.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _counters.remove(self)
+        super().__exit__(*error)
+
+    def launched(self, name: str) -> None:
+        self.counted.launches += 1
+        self.counted.names.append(name)
 
     def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = call(*args, **(kwargs or {}))
@@ -84,8 +98,34 @@ class _Counter(TorchDispatchMode):
         self.counted.largest = max([self.counted.largest, *(value.numel() for value in new)])
         self.counted.temporaries += sum(value.numel() >= self.elements for value in new)
         if name not in ALLOCATES:
-            self.counted.launches += 1
-            self.counted.names.append(name)
+            self.launched(name)
+
+
+_counters: list[_Counter] = []  # those that count now
+
+
+@contextlib.contextmanager
+def fake_kernels() -> Iterator[None]:
+    """Kernels in Triton take fake tensors; a launch is counted by the name of the kernel, and nothing else happens."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime.jit import KernelInterface
+
+    from reducers.kernels.triton import launching, sweep
+
+    def note(kernel: Any) -> None:
+        for counter in _counters:
+            counter.launched(kernel.fn.__name__)
+
+    with (
+        patch("reducers.kernels.failing._CLASSES", (FakeTensor,)),
+        patch.object(FakeTensor, "data_ptr", lambda x: 0),
+        patch.object(sweep, "_is_alone", lambda: True),
+        patch.object(launching.Launch, "__call__", lambda launch, *args, **kwargs: note(launch.kernel)),
+        patch.object(KernelInterface, "__getitem__", lambda kernel, grid: lambda *args, **kwargs: note(kernel)),
+    ):
+        yield
 
 
 class _WithoutGuards(TorchFunctionMode):
@@ -148,7 +188,7 @@ def counted(
     """
     # What a reducer keeps of its constants was made before, and is no fake tensor; of edges, the first of the two updates makes it.
     kept = patch.object(histogram, "_make_bounds", lru_cache(histogram._make_bounds))
-    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards(), kept:
+    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards(), fake_kernels(), kept:
         dtypes = [dtype, *(second or dtype for _ in shapes[1:])]
         xs = [torch.empty(shape, dtype=kind, device="cuda") for shape, kind in zip(shapes, dtypes, strict=True)]
         state = update({}, *xs)
@@ -208,6 +248,7 @@ def fake_recording() -> Iterator[None]:
             stack.enter_context(patch(name, value))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_WithoutGuards())
+        stack.enter_context(fake_kernels())
         yield
 
 

@@ -34,7 +34,7 @@ BINS: Kernels[tuple[Kernel, Kernel]] = Kernels({"cuda": _triton_bins}, "counts e
 
 def has_device_bins(x: Tensor) -> bool:
     """Return whether a kernel may count the bins of tensors like `x`."""
-    return found(BINS, x.device) is not None or _is_for_loop(x)
+    return found(BINS, x) is not None or _is_for_loop(x)
 
 
 def device_edges(
@@ -50,7 +50,7 @@ def device_edges(
     Returns:
         what `reducers.kernels.triton.bins.binned_by_edges` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
-    kernels = found(BINS, x.device)
+    kernels = found(BINS, x)
     if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, len(bounds) + 2, state):
         return None
     if kernels is None:
@@ -66,7 +66,7 @@ def device_bits(
     Returns:
         what `reducers.kernels.triton.bins.binned_by_bits` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
-    kernels = found(BINS, x.device)
+    kernels = found(BINS, x)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
     if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, bins, state, "min", "max", "nonfinite"):
         return None
@@ -106,7 +106,7 @@ def device_best(
     Returns:
         what `reducers.kernels.triton.best.best_elements` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
-    kernel = found(BEST, x.device)
+    kernel = found(BEST, x)
     if kernel is None:
         return None
     x, ids = x.resolve_neg().contiguous(), None if ids is None else ids.contiguous()

@@ -117,7 +117,7 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], pow
         factor: the base of the polynomial, two words.
         power: of it, for so many observations.
     """
-    kernels = found(DIGESTS, hashes.device)
+    kernels = found(DIGESTS, hashes)
     if kernels is None:
         return None
     entries: list[Tensor] | None = tried(DIGESTS, hashes.device, kernels.absorbed, hashes, state, factor, power)
@@ -141,12 +141,12 @@ def _(xs: Tensor, shape: Sequence[int], start: Sequence[int]) -> Tensor:
 
 def digest_slots(x: Tensor) -> WordSlots | None:
     """Return how the hashes of observations like `x` wait in a table; None if no kernel takes them."""
-    return loop_slots(x) if found(DIGESTS, x.device) is None else digest_table(x)
+    return loop_slots(x) if found(DIGESTS, x) is None else digest_table(x)
 
 
 def digest_table(x: Tensor) -> WordTable | None:
     """Return what `digest_slots` does if the device has a kernel; it also writes hashes, two words, to any memory there."""
-    kernels = found(DIGESTS, x.device)
+    kernels = found(DIGESTS, x)
     return None if kernels is None or not _is_whole(x) else _table_of(kernels.table, tuple(x.shape), x.dtype)
 
 
@@ -183,7 +183,7 @@ def _kinds(code: int, shape: tuple[int, ...]) -> list[int]:
 def _hashed(xs: Tensor, runs: Runs, kinds: list[int]) -> list[int] | Tensor:
     """Return the sums of what is added by tensors that are not complex, and of two numbers, their kinds; see `digests`."""
     nans = NANS.get(xs.dtype, _NONE)
-    kernels = found(DIGESTS, xs.device)
+    kernels = found(DIGESTS, xs)
     hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels.hashed, xs, runs, nans, kinds)
     if hashes is not None:
         return hashes

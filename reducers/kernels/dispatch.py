@@ -97,7 +97,7 @@ def sweep(
     if not asked[0] or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
     x = x.resolve_neg()
-    if x.device.type in SWEEPS and (kernel := found(SWEEPS, x.device)) is not None:
+    if x.device.type in SWEEPS and (kernel := found(SWEEPS, x)) is not None:
         dtype, columns = x.dtype if mask is None or x.is_floating_point() else torch.float64, dict(asked[0])
         before = state if fits(x, axes, columns, state, dtype) else {}
         swept = tried(SWEEPS, x.device, kernel, x, axes, columns, asked[1], before, *(() if mask is None else (mask,)))
@@ -143,7 +143,7 @@ def weigh(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str,
     """
     if not columns or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    kernel = found(WEIGHTED, x.device)
+    kernel = found(WEIGHTED, x)
     before = state if fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64) else {}
     observed = (x.resolve_neg(), weights.resolve_neg(), axes, columns, before)
     swept = looped_weights(*observed) if kernel is None else tried(WEIGHTED, x.device, kernel, *observed)
@@ -163,14 +163,14 @@ def device_sweep_rows(
     Returns:
         for each statistic its rows now, and the tables for the next call. None in the same cases as `sweep`.
     """
-    device = next(x for x in xs if x is not None).device
-    room = found(ROWS, device)
-    return None if room is None else tried(ROWS, device, room.swept_rows, xs, families, tables)
+    first = next(x for x in xs if x is not None)
+    room = found(ROWS, first)
+    return None if room is None else tried(ROWS, first.device, room.swept_rows, xs, families, tables)
 
 
 def row_dtypes(x: Tensor, columns: Mapping[str, str]) -> dict[str, torch.dtype] | None:
     """Return the dtypes of the rows of a statistic, by key; None if `device_sweep_rows` does not take it, or tensors like `x`."""
-    room = found(ROWS, x.device) if columns else None
+    room = found(ROWS, x) if columns else None
     dtypes: dict[str, torch.dtype] | None = None if room is None else room.row_dtypes(columns, x.dtype)
     return dtypes
 

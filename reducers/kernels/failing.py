@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
@@ -42,14 +42,18 @@ class Failure(NamedTuple):
     message: str
 
 
+_CLASSES = (Tensor, nn.Parameter)
 _failed: list[Failure] = []
 _failing = new_lock()
 
 
-def found(kernels: Kernels[Found], device: torch.device) -> Found | None:
-    """Return the kernels for a device; None if there are none, they have failed there, or a graph is being compiled."""
-    find = kernels.get(device.type)
-    if find is None or torch.compiler.is_compiling() or given_up(kernels, device):
+def found(kernels: Kernels[Found], x: Tensor) -> Found | None:
+    """Return the kernels for a tensor; None if its device has none or they have failed there, or a graph is being compiled.
+
+    A tensor of another class, such as a fake one, may have no memory that a kernel could read: there are none for it.
+    """
+    find = kernels.get(x.device.type)
+    if find is None or type(x) not in _CLASSES or torch.compiler.is_compiling() or given_up(kernels, x.device):
         return None
     return find()
 

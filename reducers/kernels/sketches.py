@@ -85,7 +85,7 @@ def sketch_writer(x: Tensor, buckets: int) -> KernelWriter | None:
 
     None if its device has no kernel for them.
     """
-    kernels = found(SKETCHES, x.device)
+    kernels = found(SKETCHES, x)
     return None if kernels is None else _writer(kernels.table, tuple(x.shape), x.dtype, buckets)
 
 
@@ -114,7 +114,7 @@ def _(xs: Tensor, buckets: int, shape: Sequence[int], start: Sequence[int]) -> t
 
 def _sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
     """Return sums and facts of tensors that are not complex; see `sketched`."""
-    kernels = found(SKETCHES, xs.device) if xs.numel() else None
+    kernels = found(SKETCHES, xs) if xs.numel() else None
     if kernels is not None and (swept := tried(SKETCHES, xs.device, kernels.sketched, xs.resolve_neg(), buckets, runs)) is not None:
         return swept
     looped = looped_sketches(xs, buckets, runs)

@@ -107,7 +107,7 @@ SLOTS: Kernels[Callable[..., ColumnSlots | None]] = Kernels(
 
 def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> ColumnSlots | None:
     """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `sweep` of `dispatch.py`."""
-    find = found(SLOTS, x.device) if columns else None
+    find = found(SLOTS, x) if columns else None
     return None if find is None else find(x, axes, columns, threshold)
 
 

@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from reducers.kernels.columns import COLUMNS, column_dtypes
 from reducers.kernels.locks import new_lock
-from reducers.kernels.triton import sweep
 from reducers.kernels.triton.accumulate_kernel import join_in_place
 from reducers.kernels.triton.arguments import WARPS, family, fields, join_constants, range_of, sweep_plan, takes_columns
-from reducers.kernels.triton.launching import Launch
-from reducers.kernels.triton.sweep import new_partials, sweep_into
+from reducers.kernels.triton.launching import Launch, launch_of
+from reducers.kernels.triton.sweep import new_partials, on_device, sweep_into
 from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, power_of_two
 
 __all__ = ["SLOTS", "accumulate", "clear", "is_captured", "new_accumulators", "new_handle", "point", "statistics", "takes"]
@@ -128,31 +126,17 @@ def accumulate(x: Tensor, axes: tuple[int, ...], columns: str, threshold: float,
     """
     with _lock:
         partials = _partials(x, axes, columns)
-        if type(x) is Tensor:  # for which an operator would cost more than the launch
-            with sweep.on_device(x):
-                sweep._sweep(x, partials, axes, columns, threshold, handle, False)
-                _join_in_place(handle, partials, columns, x.dtype, slot)
-        else:
+        with on_device(x):
             sweep_into(x, partials, axes, columns, threshold, handle)
-            torch.ops.reducers.join_in_place(handle, partials, columns, x.dtype, slot)
-
-
-def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.dtype, slot: int) -> None:
-    _, parts, kept = partials.shape
-    _join_launch(columns, dtype, parts, kept)(partials.get_device(), (handle, partials), slot)
+            _, parts, kept = partials.shape
+            _join_launch(columns, x.dtype, parts, kept)(partials.get_device(), (handle, partials), slot)
 
 
 @lru_cache(maxsize=4096)
 def _join_launch(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Launch:
     rows, width = join_tile(parts, kept)
     constants = {**join_constants(columns, dtype), "PARTS": rows, "COLUMNS": width, "num_warps": WARPS}
-    return sweep.launch_of(join_in_place, (-(-kept // width), 1, 1), (kept, parts), constants)
-
-
-_library: Any = torch.library.Library("reducers", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("join_in_place(Tensor handle, Tensor partials, str columns, ScalarType dtype, int slot) -> ()")
-_library.impl("join_in_place", _join_in_place, "CompositeExplicitAutograd")
-torch.library.register_fake("reducers::join_in_place", lambda *_: None, lib=_library)
+    return launch_of(join_in_place, (-(-kept // width), 1, 1), (kept, parts), constants)
 
 
 def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:

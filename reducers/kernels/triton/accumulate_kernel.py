@@ -70,7 +70,6 @@ def join_in_place(
     join(
         partials,
         None,
-        None,
         table,
         others,
         mean,
@@ -110,7 +109,6 @@ def join_in_place(
         LOWEST=LOWEST,
         HIGHEST=HIGHEST,
         STATE=True,
-        DUE=False,
         MANY=False,
         READY=False,
         PARTS=PARTS,

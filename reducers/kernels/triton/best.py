@@ -1,20 +1,18 @@
-"""The launches that choose the best elements, as operators that tracers see through, and as what eager updates call."""
+"""The launches that choose the best elements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
-from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, tile_constants
 from reducers.kernels.triton.best_kernel import choose, rank
+from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import TilePlan, plan, power_of_two
 
-__all__ = ["KEYS", "MAX_K", "best_elements", "best_in_parts", "ranked"]
+__all__ = ["KEYS", "MAX_K", "best_elements"]
 
 KEYS = ("value", "step", "position", "id", "observations", "nonfinite")
 MAX_K = 32
@@ -46,50 +44,19 @@ def best_elements(
         return None
     shape = [size for axis, size in enumerate(view.shape) if axis not in axes]
     before = [] if not state else [state[key] for key in KEYS]
-    if type(x) is Tensor:  # for which an operator would cost more than the launch
-        with torch.cuda.device(x.device if x.is_cuda else -1):
-            table, nonfinite = _choose(view, tiles, k, largest, False)
-            results = _rank(x, table, nonfinite, shape, k, largest, ids, before, False)
-    else:
-        table, nonfinite = best_in_parts(view, axes, k, largest)
-        results = ranked(x, table, nonfinite, shape, k, largest, ids, before)
+    with on_device(x):
+        table, nonfinite = _choose(view, tiles, k, largest)
+        results = _rank(x, table, nonfinite, shape, k, largest, ids, before)
     return dict(zip(KEYS, results, strict=True))
 
 
-@triton_op("reducers::chosen", mutates_args={})
-def best_in_parts(view: Tensor, axes: Sequence[int], k: int, largest: bool) -> List[Tensor]:  # noqa: UP006
+def _choose(view: Tensor, tiles: TilePlan, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """Return the k best elements of each part: int64, of shape (2, kept positions, parts, k); and how many elements of it are not
     finite: int64, of shape (kept positions, parts). One launch.
     """
-    tiles = plan(view, tuple(axes))
-    assert tiles is not None
-    return list(_choose(view, tiles, k, largest, True))
-
-
-@triton_op("reducers::ranked", mutates_args={})
-def ranked(
-    x: Tensor,
-    table: Tensor,
-    nonfinite: Tensor,
-    shape: Sequence[int],
-    k: int,
-    largest: bool,
-    ids: Optional[Tensor],  # noqa: UP045
-    state: Sequence[Tensor],
-) -> List[Tensor]:  # noqa: UP006
-    """Return the k best of a state and of what `best_in_parts` returned, in the order of `KEYS`. One launch.
-
-    Args:
-        shape: of the kept axes.
-        state: in the order of `KEYS`, or nothing.
-    """
-    return _rank(x, table, nonfinite, shape, k, largest, ids, state, True)
-
-
-def _choose(view: Tensor, tiles: TilePlan, k: int, largest: bool, traced: bool) -> tuple[Tensor, Tensor]:
     table = torch.empty((2, tiles.kept, tiles.parts, k), dtype=torch.int64, device=view.device)
     nonfinite = torch.empty((tiles.kept, tiles.parts), dtype=torch.int64, device=view.device)
-    launching.launcher(choose, traced)[tiles.grid](
+    choose[tiles.grid](
         bytes_of(view),
         table,
         nonfinite,
@@ -112,8 +79,13 @@ def _rank(
     largest: bool,
     ids: Tensor | None,
     state: Sequence[Tensor],
-    traced: bool,
 ) -> list[Tensor]:
+    """Return the k best of a state and of what `_choose` returned, in the order of `KEYS`. One launch.
+
+    Args:
+        shape: of the kept axes.
+        state: in the order of `KEYS`, or nothing.
+    """
     _, kept, parts, _ = table.shape
     dtype = torch.uint8 if x.dtype is torch.bool else x.dtype
     slots = [torch.empty((*shape, k), dtype=kind, device=x.device) for kind in (dtype, *(torch.int64,) * 3)]
@@ -121,7 +93,7 @@ def _rank(
     worst = float("-inf" if largest else "inf")
     if not dtype.is_floating_point:
         worst = torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
-    launching.launcher(rank, traced)[(kept, 1, 1)](
+    rank[(kept, 1, 1)](
         bytes_of(x),
         table,
         nonfinite,

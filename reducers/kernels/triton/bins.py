@@ -1,24 +1,23 @@
-"""The launches that count bins, as operators that tracers see through, and as what eager updates call."""
+"""The launches that count bins."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from typing import Any, List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
-from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
 from reducers.kernels.triton.bins_kernel import count, start
 from reducers.kernels.triton.lanes import LanePlan, neighbours_at_once
 from reducers.kernels.triton.shared_bins_kernel import WORDS as SHARED_WORDS
 from reducers.kernels.triton.shared_bins_kernel import count_shared
+from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import TilePlan, cut_axes, merged_axes, plan, power_of_two, product, tiled
 
-__all__ = ["binned_by_bits", "binned_by_edges", "count_into", "started"]
+__all__ = ["binned_by_bits", "binned_by_edges"]
 
 _BLOCK = 1024  # entries of a state that one program prepares
 _OWN_BINS = 512  # that a program counts in by itself: more leave too few registers for the elements
@@ -82,26 +81,21 @@ def _binned(
     first: int,
     state: Mapping[str, Tensor] | None,
 ) -> list[Tensor] | None:
-    tiles = _tiles(x, axes, bounds, first, type(x) is not Tensor) if x.dtype in DTYPES else None
+    tiles = _tiles(x, axes, bounds, first) if x.dtype in DTYPES else None
     if tiles is None:
         return None
     keys = ("counts",) if bounds is not None else _BY_BITS
     before = [] if not state else [state[key] for key in keys]
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    if type(x) is Tensor:  # for which an operator would cost more than the launch
-        with torch.cuda.device(x.device if x.is_cuda else -1):
-            results = _start(x, shape, bins, bounds is None, first, before, False)
-            _count(x, tiles, results, bounds, bits, first, False)
-    else:
-        results = started(x, shape, bins, bounds is None, first, before)
-        count_into(x, axes, results[0], results[1:], bounds, bits, first)
+    with on_device(x):
+        results = _start(x, shape, bins, bounds is None, first, before)
+        _count(x, tiles, results, bounds, bits, first)
     return [*results[:3], *results[4:]]
 
 
-@triton_op("reducers::bins_started", mutates_args={})
-def started(x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: int, state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
+def _start(x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: int, state: Sequence[Tensor]) -> list[Tensor]:
     """Return the counts of a state, or zeros; with `extremes` also minimum and maximum, not yet written, a table for
-    them, and the number of what is not finite.
+    them, and the number of what is not finite. One launch.
 
     Args:
         x: what is to be counted; only its dtype and device matter.
@@ -109,28 +103,6 @@ def started(x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: i
         first: the exponent of the smallest magnitude that does not count as zero.
         state: counts, and with `extremes` minimum, maximum and what is not finite; or nothing.
     """
-    return _start(x, shape, bins, extremes, first, state, True)
-
-
-@triton_op("reducers::bins_counted", mutates_args={"counts", "extremes"})
-def count_into(
-    x: Tensor,
-    axes: Sequence[int],
-    counts: Tensor,
-    extremes: Sequence[Tensor],
-    bounds: Optional[Tensor],  # noqa: UP045
-    bits: int,
-    first: int,
-) -> None:
-    """Add the elements of `x` to the counts that `started` returned, and write the extremes, if there are any. One launch."""
-    tiles = _tiles(x, tuple(axes), bounds, first, True)
-    assert tiles is not None
-    _count(x, tiles, [counts, *extremes], bounds, bits, first, True)
-
-
-def _start(
-    x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: int, state: Sequence[Tensor], traced: bool
-) -> list[Tensor]:
     kept = 1
     for size in shape:
         kept *= size
@@ -140,7 +112,7 @@ def _start(
         results.append(torch.empty((3, kept), dtype=torch.int64, device=x.device))
         results.append(torch.empty(shape, dtype=torch.int64, device=x.device))
     lowest, highest = _none(x, first)
-    launching.launcher(start, traced)[(-(-kept * bins // _BLOCK), 1, 1)](
+    start[(-(-kept * bins // _BLOCK), 1, 1)](
         results[0],
         *(results[3:] if extremes else (None, None)),
         state[0] if state else None,
@@ -161,9 +133,8 @@ def _start(
     return results
 
 
-def _count(
-    x: Tensor, tiles: TilePlan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool
-) -> None:
+def _count(x: Tensor, tiles: TilePlan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int) -> None:
+    """Add the elements of `x` to the counts that `_start` returned, and write the extremes, if there are any. One launch."""
     bins, edges = results[0].shape[-1], 0 if bounds is None else bounds.shape[0]
     double = _is_double(x, first, bounds)
     if isinstance(tiles, LanePlan):
@@ -171,7 +142,7 @@ def _count(
     else:
         kernel, own = count, {"BINS": _own_bins(tiles, bins)}
     constants = {**tile_constants(tiles), **own}
-    launching.launcher(kernel, traced)[tiles.grid](
+    kernel[tiles.grid](
         bytes_of(x),
         results[0],
         *((*results[3:], *map(bytes_of, results[1:3])) if bounds is None else (None,) * 4),
@@ -190,18 +161,18 @@ def _count(
     )
 
 
-def _tiles(x: Tensor, axes: tuple[int, ...], bounds: Tensor | None, first: int, traced: bool) -> TilePlan | None:
+def _tiles(x: Tensor, axes: tuple[int, ...], bounds: Tensor | None, first: int) -> TilePlan | None:
     """Return how `x` is cut: a `LanePlan` if it is counted in shared memory; None if too many axes are left after merging."""
-    if _takes_shared(x, traced):
+    if _takes_shared(x):
         lanes = _shared_plan(x, axes, _is_double(x, first, bounds))
         if lanes is None or lanes.lanes >= _FEWEST_LANES:
             return lanes
     return plan(x, axes)
 
 
-def _takes_shared(x: Tensor, traced: bool) -> bool:
-    """Return whether the kernel with PTX counts `x`. What a compiler traces it counts without: PTX may write anywhere."""
-    return _SHARED and not traced and x.is_cuda and torch.version.hip is None
+def _takes_shared(x: Tensor) -> bool:
+    """Return whether the kernel with PTX counts `x`."""
+    return _SHARED and x.is_cuda and torch.version.hip is None
 
 
 def _shared_plan(x: Tensor, axes: tuple[int, ...], double: bool) -> LanePlan | None:

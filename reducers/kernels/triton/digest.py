@@ -1,25 +1,22 @@
-"""The launches that hash the bits of tensors, as operators that tracers see, and as what eager updates call."""
+"""The launches that hash the bits of tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import List, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 from torch.nn.functional import pad
 
 from reducers.kernels.hashing import signed
 from reducers.kernels.parts import Runs
-from reducers.kernels.triton.arguments import Arguments
 from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
-from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launch_traced
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
 from reducers.kernels.triton.sweep import on_device
 
-__all__ = ["DigestTable", "absorbed", "digest_after", "digest_table", "hash_into", "hashed", "hashes_of"]
+__all__ = ["DigestTable", "absorbed", "digest_table", "hashed"]
 
 _WORDS = 1 << 9  # of a block
 _TOGETHER = 4  # slots of a tile
@@ -48,14 +45,9 @@ def hashed(xs: Tensor, runs: Runs, nans: tuple[int, int, int], kinds: Sequence[i
         return None
     words, runs = found
     table = torch.empty((xs.shape[0], _parts(runs), 2), dtype=torch.int64, device=xs.device)
-    constants, kinds = _constants(xs.dtype.itemsize * 8, nans), _signed(kinds)
-    if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
-        hash_into(words, table, constants, kinds, runs)
-        return _sums(table)
+    launch = _launch(xs.shape[0], table.shape[1], tuple(_constants(xs.dtype.itemsize * 8, nans)), tuple(_signed(kinds)), runs)
     with on_device(xs):
-        _launch(table.shape[0], table.shape[1], tuple(constants), tuple(kinds), runs)(
-            (xs.get_device(), is_aligned(words)), (words, table), 0
-        )
+        launch((xs.get_device(), is_aligned(words)), (words, table), 0)
         return _sums(table)
 
 
@@ -67,11 +59,10 @@ class DigestTable:
 
     def __init__(self, like: Tensor, nans: tuple[int, int, int], kinds: Sequence[int]) -> None:
         size = like.dtype.itemsize
-        self.like, self._runs = like, Runs(1, -(-like.numel() * size // 8), 0)
-        self._parts, self._is_words = _parts(self._runs), like.numel() * size % 8 == 0
-        self._constants, self._kinds = _constants(size * 8, nans), _signed(kinds)
+        self.like, runs = like, Runs(1, -(-like.numel() * size // 8), 0)
+        self._parts, self._is_words = _parts(runs), like.numel() * size % 8 == 0
         self.form, self.size = ("digest", self._parts), 16 * self._parts
-        self._launch = _launch(1, self._parts, tuple(self._constants), tuple(self._kinds), self._runs)
+        self._launch = _launch(1, self._parts, tuple(_constants(size * 8, nans)), tuple(_signed(kinds)), runs)
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:
         """Return a table of so many slots. What adds up their parts is compiled then."""
@@ -81,9 +72,6 @@ class DigestTable:
 
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         """Write the sums of the parts of an observation, which must be like `like`, into a slot: one launch if it is words."""
-        if type(x) is not Tensor:
-            hash_into(self._copied(x), table[slot : slot + 1], self._constants, self._kinds, self._runs)
-            return True
         is_words = self._is_words and x.data_ptr() % 8 == 0
         words = x.view(-1).view(torch.int64) if is_words else self._copied(x)
         with on_device(x):
@@ -95,13 +83,9 @@ class DigestTable:
         (words,) = to
         table = words.view(1, 1, 2) if self._parts == 1 else words.new_empty((1, self._parts, 2))
         self.write(table, x, 0)
-        if self._parts == 1:
-            return
-        if type(x) is not Tensor:
-            words.copy_(hashes_of(table)[0])
-            return
-        with on_device(table):
-            _finish(table, words, False)
+        if self._parts > 1:
+            with on_device(table):
+                _finish(table, words)
 
     def _copied(self, x: Tensor) -> Tensor:
         found = _words(x[None], Runs(1, x.numel(), 0))
@@ -133,31 +117,18 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], pow
         factor: the base of the polynomial, two words.
         power: of it, for so many observations.
     """
-    factor, power = _signed(factor), _signed(power)
-    if type(hashes) is not Tensor:
-        found: list[Tensor] = digest_after(hashes, state, factor, power)
-        return found
+    results = [torch.empty(shape, dtype=torch.int64, device=hashes.device) for shape in ((2,), (2,), ())]
+    tensors = hashes, *results, *(state or (None,) * 3)
     with on_device(hashes):
-        return _absorb(hashes, state, factor, power, False)
+        launch = _absorb_launch(hashes.shape[0], tuple(_signed(power)), tuple(_signed(factor)), len(state) > 0)
+        launch((hashes.get_device(), *(one is None or is_aligned(one) for one in tensors)), tensors)
+    return results
 
 
-@triton_op("reducers::absorb_hashes", mutates_args={})
-def digest_after(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int]) -> List[Tensor]:  # noqa: UP006
-    """Return what `absorbed` does. One launch."""
-    return _absorb(hashes, state, factor, power, True)
-
-
-@triton_op("reducers::hash_parts", mutates_args={"table"})
-def hash_into(words: Tensor, table: Tensor, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> None:
-    """Write the sums of parts of tensors, words of 64 bits, into a table, int64 [rows, parts, 2]. One launch."""
-    grid, numbers, named = _arguments(table.shape[0], table.shape[1], constants, kinds, runs)
-    launch_traced(hash_parts, (grid, numbers, {**named, "row": 0}), (words, table))
-
-
-@triton_op("reducers::finish_hashes", mutates_args={})
-def hashes_of(table: Tensor) -> Tensor:
-    """Return the sums of tensors from those of their parts: int64 [rows, 2]. One launch."""
-    return _finish(table, table.new_empty((table.shape[0], 2)), True)
+@lru_cache(maxsize=256)
+def _absorb_launch(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state: bool) -> Launch:
+    constants = {"FACTOR": factor[0], "OTHER_FACTOR": factor[1], "STATE": state, "BLOCK": _ABSORBED, "num_warps": 1}
+    return launch_of(absorb, (1, 1, 1), (rows, *power), constants)
 
 
 def _words(xs: Tensor, runs: Runs) -> tuple[Tensor, Runs] | None:
@@ -217,14 +188,11 @@ def _sums(table: Tensor) -> Tensor:
     """Return the sums of tensors from those of their parts, int64 [rows, 2]: a launch, unless there is one part of each."""
     if table.shape[1] == 1:
         return table[:, 0]
-    if type(table) is not Tensor:
-        found: Tensor = hashes_of(table)
-        return found
-    return _finish(table, table.new_empty((table.shape[0], 2)), False)
+    return _finish(table, table.new_empty((table.shape[0], 2)))
 
 
-def _arguments(rows: int, parts: int, constants: Sequence[int], kinds: Sequence[int], runs: Sequence[int]) -> Arguments:
-    """Return the grid of the launch that hashes, and the numbers and the constants that its kernel is given."""
+@lru_cache(maxsize=4096)
+def _launch(rows: int, parts: int, constants: tuple[int, ...], kinds: tuple[int, ...], runs: Runs) -> Launch:
     (number, length, start, stride), a_run = runs, _slots(runs)
     slots = number * a_run
     magnitude, above, signs, nan = (one % 2**64 for one in constants[:4])
@@ -243,49 +211,15 @@ def _arguments(rows: int, parts: int, constants: Sequence[int], kinds: Sequence[
         "num_warps": _WARPS,
     }
     numbers = *kinds, parts, -(-slots // (_TOGETHER * parts)), slots, number, length, start, stride, a_run
-    return (rows * parts, 1, 1), numbers, named
+    return launch_of(hash_parts, (rows * parts, 1, 1), numbers, named)
 
 
-@lru_cache(maxsize=4096)
-def _launch(rows: int, parts: int, constants: tuple[int, ...], kinds: tuple[int, ...], runs: Runs) -> Launch:
-    return launch_of(hash_parts, *_arguments(rows, parts, constants, kinds, runs))
-
-
-def _finish(table: Tensor, hashes: Tensor, traced: bool) -> Tensor:
+def _finish(table: Tensor, hashes: Tensor) -> Tensor:
     rows, parts, _ = table.shape
-    tensors = table, hashes
-    if traced:
-        launch_traced(finish, _finishing(rows, parts), tensors)
-    else:
-        _finish_launch(rows, parts)((table.get_device(), is_aligned(table), is_aligned(hashes)), tensors)
+    _finish_launch(rows, parts)((table.get_device(), is_aligned(table), is_aligned(hashes)), (table, hashes))
     return hashes
-
-
-def _finishing(rows: int, parts: int) -> Arguments:
-    return (rows, 1, 1), (parts,), {"BLOCK": _JOINED, "num_warps": _WARPS}
 
 
 @lru_cache(maxsize=4096)
 def _finish_launch(rows: int, parts: int) -> Launch:
-    return launch_of(finish, *_finishing(rows, parts))
-
-
-def _absorb(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], power: Sequence[int], traced: bool) -> list[Tensor]:
-    results = [torch.empty(shape, dtype=torch.int64, device=hashes.device) for shape in ((2,), (2,), ())]
-    tensors = hashes, *results, *(state or (None,) * 3)
-    of = hashes.shape[0], tuple(power), tuple(factor), len(state) > 0
-    if traced:
-        launch_traced(absorb, _absorbing(*of), tensors)
-    else:
-        _absorb_launch(*of)((hashes.get_device(), *(one is None or is_aligned(one) for one in tensors)), tensors)
-    return results
-
-
-def _absorbing(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state: bool) -> Arguments:
-    constants = {"FACTOR": factor[0], "OTHER_FACTOR": factor[1], "STATE": state, "BLOCK": _ABSORBED, "num_warps": 1}
-    return (1, 1, 1), (rows, *power), constants
-
-
-@lru_cache(maxsize=256)
-def _absorb_launch(rows: int, power: tuple[int, ...], factor: tuple[int, ...], state: bool) -> Launch:
-    return launch_of(absorb, *_absorbing(rows, power, factor, state))
+    return launch_of(finish, (rows, 1, 1), (parts,), {"BLOCK": _JOINED, "num_warps": _WARPS})

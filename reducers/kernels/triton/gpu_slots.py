@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.triton.arguments import kept_shape, sweep_plan, takes_columns
-from reducers.kernels.triton.join import _join, _join_each, each_joined, join_partials, new_results
+from reducers.kernels.triton.join import each_joined, join_partials, new_results
 from reducers.kernels.triton.launching import is_aligned
-from reducers.kernels.triton.sweep import new_partials, on_device, sweep_into, sweep_launch
+from reducers.kernels.triton.sweep import new_partials, on_device, sweep_launch
 
 __all__ = ["SlotTable", "slots_for"]
 
@@ -53,12 +53,8 @@ class SlotTable:
 
     def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
-        if type(x) is Tensor:
-            with on_device(x):
-                self._launch((x.get_device(), is_aligned(x), True), (x, table, *_UNUSED), slot)
-        else:
-            x = x.as_strided(self.like.shape, self.like.stride())
-            sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)
+        with on_device(x):
+            self._launch((x.get_device(), is_aligned(x), True), (x, table, *_UNUSED), slot)
         return True
 
     def join(self, table: Tensor, state: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
@@ -69,26 +65,18 @@ class SlotTable:
         before = [state[key] for key in self.columns] if state else []
         of, parts = (self._names, self.like.dtype), self._one[1]
         ready = last - first > 1 < parts
-        if type(table) is Tensor:
-            with on_device(table):
-                if ready:
-                    table, first, last = _join_each(table, *of, first, last, False), 0, last - first
-                found = _join(table, self._shape, *of, before, None, False, first, last, ready=ready)
-        else:
+        with on_device(table):
             if ready:
                 table, first, last = each_joined(table, *of, first, last), 0, last - first
-            found = join_partials(table, self._shape, *of, before, None, first, last, ready)
+            found = join_partials(table, self._shape, *of, before, first, last, ready=ready)
         return dict(zip(self.columns, found, strict=True))
 
     def rows(self, table: Tensor, first: int, last: int) -> dict[str, Tensor]:
         """Return what the slots from `first` to `last` hold, by column, stacked along a new first axis: three launches."""
         of, shape = (self._names, self.like.dtype), [last - first, *self._shape]
-        if type(table) is Tensor:
-            with on_device(table):
-                each = _join_each(table, *of, first, last, False)
-                found = _join(_side_by_side(each), shape, *of, [], None, False, ready=True)
-        else:
-            found = join_partials(_side_by_side(each_joined(table, *of, first, last)), shape, *of, [], ready=True)
+        with on_device(table):
+            each = each_joined(table, *of, first, last)
+            found = join_partials(_side_by_side(each), shape, *of, [], ready=True)
         return dict(zip(self.columns.values(), found, strict=True))
 
 

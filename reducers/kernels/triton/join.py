@@ -1,44 +1,38 @@
-"""The launches that join partial statistics, as operators that `torch.compile` sees through and as what eager mode calls."""
+"""The launches that join partial statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, List, Optional  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
 from reducers.kernels.columns import COLUMNS, column_dtypes
-from reducers.kernels.triton.arguments import WARPS, bytes_of, join_constants
+from reducers.kernels.triton.arguments import WARPS, join_constants
 from reducers.kernels.triton.join_kernel import OUTPUTS, join
 from reducers.kernels.triton.lanes import MOST_PARTS
-from reducers.kernels.triton.launching import Launch, launch_of, launcher
+from reducers.kernels.triton.launching import Launch, launch_of
 from reducers.kernels.triton.parts_kernel import join_each
 from reducers.kernels.triton.tiling import join_tile, power_of_two
 
 __all__ = ["each_joined", "join_partials", "new_results"]
 
-Arguments = tuple[tuple[int, int, int], tuple[int, int], dict[str, Any]]
-"""The grid of a launch, how many kept positions and parts there are, and the constants of the kernel."""
-
 _NOTHING = (None,) * len(OUTPUTS)  # of a state, if there is none
 _LANES = 128  # columns that a program joins if parts are joined already: one for each lane
 
 
-@triton_op("reducers::join", mutates_args={})
 def join_partials(
     partials: Tensor,
     shape: Sequence[int],
     columns: str,
     dtype: torch.dtype,
     state: Sequence[Tensor],
-    due: Optional[Tensor] = None,  # noqa: UP045
     first: int = 0,
     last: int = 1,
+    cuts: Tensor | None = None,
     ready: bool = False,
-) -> List[Tensor]:  # noqa: UP006
+) -> list[Tensor]:
     """Return the statistics that a table of partial ones stands for, joined with those of a state. One launch.
 
     Args:
@@ -46,59 +40,25 @@ def join_partials(
         columns: names of `COLUMNS`, with commas between them.
         dtype: of the tensor that was swept; float64 for integers under a mask.
         state: the earlier statistics in the order of `columns`, or none.
-        due: an int32 on the device; if it is 0, the result is the state.
         first, last: of several tables along a first axis those that are joined, one after another; without a state, one of them.
+        cuts: how many tensors were cut, each of which is a position.
         ready: whether the table is what `each_joined` returned.
     """
-    return _join(partials, shape, columns, dtype, state, due, True, first, last, ready=ready)
-
-
-@triton_op("reducers::join_each", mutates_args={})
-def each_joined(partials: Tensor, columns: str, dtype: torch.dtype, first: int, last: int) -> Tensor:
-    """Return what the parts of each of several tables are together, as tables of one part. One launch, all tables at once.
-
-    Args:
-        columns: names of `COLUMNS`, with commas between them.
-        dtype: of the tensors that were swept.
-        first, last: which of the tables, along the first axis.
-    """
-    return _join_each(partials, columns, dtype, first, last, True)
-
-
-def _join(
-    partials: Tensor,
-    shape: Sequence[int],
-    columns: str,
-    dtype: torch.dtype,
-    state: Sequence[Tensor],
-    due: Tensor | None,
-    traced: bool,
-    first: int = 0,
-    last: int = 1,
-    cuts: Tensor | None = None,
-    ready: bool = False,
-) -> list[Tensor]:
     parts, kept = partials.shape[-2:]
     if cuts is not None:
         kept = shape[0]
-    of = columns, dtype, parts, kept, len(state) > 0, due is not None, cuts is not None, ready
     kinds, places = _outputs(columns, dtype)
     device = partials.device
     results = [torch.empty(shape, dtype=kind, device=device) for kind in kinds]
     placed = [None if place is None else results[place] for place in places]
     before = [None if place is None else state[place] for place in places] if state else _NOTHING
-    if traced:
-        grid, numbers, constants = _join_arguments(*of)
-        tensors = [None if x is None else bytes_of(x) for x in (*placed, *before)]
-        launcher(join, True)[grid](partials, due, cuts, *tensors, *numbers, first=first, last=last, **constants)
-    else:
-        _join_launch(*of)(partials.get_device(), (partials, due, cuts, *placed, *before), first, last)
+    launch = _join_launch(columns, dtype, parts, kept, len(state) > 0, cuts is not None, ready)
+    launch(partials.get_device(), (partials, cuts, *placed, *before), first, last)
     return results
 
 
-def _join_arguments(
-    columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, due: bool, many: bool, ready: bool
-) -> Arguments:
+@lru_cache(maxsize=4096)
+def _join_launch(columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, many: bool, ready: bool) -> Launch:
     # Of many tensors the tile does not depend on the others, so the result does not.
     rows, width = (MOST_PARTS, 1) if many else (1, power_of_two(kept, _LANES)) if ready else join_tile(parts, kept)
     names = columns.split(",")
@@ -107,21 +67,13 @@ def _join_arguments(
         "WITH_COUNT": "count" in names,
         "WITH_NONFINITE": "nonfinite" in names,
         "STATE": state,
-        "DUE": due,
         "MANY": many,
         "READY": ready,
         "PARTS": rows,
         "COLUMNS": width,
         "num_warps": max(1, width // 32) if ready else WARPS,
     }
-    return (-(-kept // width), 1, 1), (kept, parts), constants
-
-
-@lru_cache(maxsize=4096)
-def _join_launch(
-    columns: str, dtype: torch.dtype, parts: int, kept: int, state: bool, due: bool, many: bool, ready: bool
-) -> Launch:
-    return launch_of(join, *_join_arguments(columns, dtype, parts, kept, state, due, many, ready))
+    return launch_of(join, (-(-kept // width), 1, 1), (kept, parts), constants)
 
 
 @lru_cache(maxsize=1024)
@@ -132,19 +84,23 @@ def _outputs(columns: str, dtype: torch.dtype) -> tuple[tuple[torch.dtype, ...],
     return column_dtypes(columns_of, dtype), tuple([names.index(name) if name in names else None for name in OUTPUTS])
 
 
-def _join_each(partials: Tensor, columns: str, dtype: torch.dtype, first: int, last: int, traced: bool) -> Tensor:
+def each_joined(partials: Tensor, columns: str, dtype: torch.dtype, first: int, last: int) -> Tensor:
+    """Return what the parts of each of several tables are together, as tables of one part. One launch, all tables at once.
+
+    Args:
+        columns: names of `COLUMNS`, with commas between them.
+        dtype: of the tensors that were swept.
+        first, last: which of the tables, along the first axis.
+    """
     _, number, parts, kept = partials.shape
     joined = torch.empty((last - first, number + 1, 1, kept), dtype=torch.int64, device=partials.device)
-    if traced:
-        (blocks, _, _), numbers, constants = _each_arguments(columns, dtype, parts, kept)
-        launcher(join_each, True)[blocks, last - first, 1](partials, joined, *numbers, first=first, **constants)
-    else:
-        _each_launch(columns, dtype, parts, kept)(partials.get_device(), (partials, joined), first, times=last - first)
+    _each_launch(columns, dtype, parts, kept)(partials.get_device(), (partials, joined), first, times=last - first)
     return joined
 
 
-def _each_arguments(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Arguments:
-    """Return what the launch for one slot is given."""
+@lru_cache(maxsize=4096)
+def _each_launch(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Launch:
+    """Return the launch for one slot."""
     rows, width = join_tile(parts, kept)  # as parts are joined to a state, or sums would have other bits
     constants = {
         **join_constants(columns, dtype),
@@ -154,12 +110,7 @@ def _each_arguments(columns: str, dtype: torch.dtype, parts: int, kept: int) -> 
         "num_warps": WARPS,
     }
     del constants["WITH_MIN"], constants["WITH_MAX"]
-    return (-(-kept // width), 1, 1), (kept, parts), constants
-
-
-@lru_cache(maxsize=4096)
-def _each_launch(columns: str, dtype: torch.dtype, parts: int, kept: int) -> Launch:
-    return launch_of(join_each, *_each_arguments(columns, dtype, parts, kept))
+    return launch_of(join_each, (-(-kept // width), 1, 1), (kept, parts), constants)
 
 
 def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -27,14 +27,13 @@ def _narrowed(value, out, INTEGER: tl.constexpr):
 OUTPUTS = ("count", "nonfinite", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf", "total")
 """What the kernel writes, in the order of its arguments; and what it reads of a state."""
 
-_PLACES = ["partials", "due", "cuts", *(f"{name}_{which}" for which in ("out", "old") for name in OUTPUTS)]
+_PLACES = ["partials", "cuts", *(f"{name}_{which}" for which in ("out", "old") for name in OUTPUTS)]
 
 
 # Where tensors begin makes no other kernel.
 @triton.jit(do_not_specialize=["parts", "first", "last"], do_not_specialize_on_alignment=_PLACES)
 def join(
     partials,
-    due,
     cuts,
     count_out,
     nonfinite_out,
@@ -75,7 +74,6 @@ def join(
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
     STATE: tl.constexpr,
-    DUE: tl.constexpr,
     MANY: tl.constexpr,
     READY: tl.constexpr,
     PARTS: tl.constexpr,
@@ -86,8 +84,7 @@ def join(
     """Write the statistics of all parts, joined with those of a state, for the columns of block `program_id(0)`.
 
     The parts are those of the observations in the slots of a table from `first` to `last`, which are joined one after another. So
-    the bits are those of one launch for each of them. Without a state there is one slot. If `due` is 0 the statistics are those of
-    the state: what the parts hold is from an earlier observation then.
+    the bits are those of one launch for each of them. Without a state there is one slot.
 
     Of many tensors, each a column, the parts of one are neighbours: `cuts` has, behind what `sweep` reads, the first part of each
     column, then how many there are. A column without parts keeps its state.
@@ -110,8 +107,6 @@ def join(
         there = (part < parts)[:, None] & inside[None, :]
         start = partials + part[:, None].to(tl.int64) * kept + column[None, :]
         field = parts.to(tl.int64) * kept
-    if DUE:
-        there = there & (tl.load(due) != 0)
     COUNTED: tl.constexpr = TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))
     ADDED: tl.constexpr = TOTAL != "" and TOTAL != "peak"
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + ADDED

@@ -7,21 +7,15 @@ from typing import Any
 
 import triton
 from torch import Tensor
-from torch.library import wrap_triton
 from triton import knobs
 from triton.runtime import driver
 
 from reducers.kernels.triton.arguments import bytes_of
 
-__all__ = ["Launch", "is_aligned", "launch_of", "launch_traced", "launcher"]
+__all__ = ["Launch", "is_aligned", "launch_of"]
 
 _ALIGNED = 16  # bytes; Triton compiles another kernel for a tensor that does not begin at a multiple of it
 _RUNS = "3.4.", "3.5.", "3.6.", "3.7."  # versions of Triton in which `run` of a compiled kernel takes what `_runner` gives it
-
-
-def launcher(kernel: Any, traced: bool) -> Any:
-    """Return the kernel as a tracer sees it; as it is if it is interpreted, which no tracer can see."""
-    return wrap_triton(kernel) if traced and isinstance(kernel, triton.runtime.JITFunction) else kernel
 
 
 def is_aligned(x: Tensor) -> bool:
@@ -56,15 +50,9 @@ class Launch:
             run(times, *[None if x is None else x.data_ptr() for x in tensors], *self.fixed, *last)
             return
         arguments = [None if x is None else bytes_of(x) for x in tensors]
-        compiled = launcher(self.kernel, False)[_grid(self.grid, times)](*arguments, *self.fixed, *last, num_warps=self.warps)
+        compiled = self.kernel[_grid(self.grid, times)](*arguments, *self.fixed, *last, num_warps=self.warps)
         if isinstance(compiled, triton.compiler.CompiledKernel):
             self._compiled[kind] = _runner(compiled, self.grid)
-
-
-def launch_traced(kernel: Any, arguments: tuple[Any, Sequence[Any], dict[str, Any]], tensors: Sequence[Tensor | None]) -> None:
-    """Launch a kernel as a tracer sees it, with a grid, with numbers that follow the tensors, and with constants."""
-    grid, numbers, constants = arguments
-    launcher(kernel, True)[grid](*tensors, *numbers, **constants)
 
 
 def launch_of(kernel: Any, grid: tuple[int, int, int], numbers: Sequence[Any], constants: dict[str, Any]) -> Launch:

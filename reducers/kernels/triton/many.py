@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import List  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
 from reducers.kernels.axes import fills_memory
 from reducers.kernels.columns import column_dtypes
 from reducers.kernels.triton.arguments import fields, takes_columns
-from reducers.kernels.triton.join import _join
+from reducers.kernels.triton.join import join_partials
 from reducers.kernels.triton.lanes import cut_many
 from reducers.kernels.triton.sweep import on_device, sweep_many
 
-__all__ = ["AddressTables", "Family", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
+__all__ = ["AddressTables", "Family", "row_dtypes", "swept_rows"]
 
 Family = tuple[Mapping[str, str], float, Mapping[str, Tensor]]
 """The columns, the threshold and the state of one statistic, as `swept` takes them; the tensors of the state are rows."""
@@ -79,7 +76,7 @@ def swept_rows(
     """
     first = next(x for x in xs if x is not None).detach()
     dense = [x if x is None else _dense(x) for x in xs]  # copies live until all is launched
-    with on_device(first) if type(first) is Tensor else nullcontext():
+    with on_device(first):
         tables = AddressTables.of(dense, before)
         return [_swept(first, tables, *family) for family in families], tables
 
@@ -90,32 +87,6 @@ def row_dtypes(columns: Mapping[str, str], dtype: torch.dtype) -> dict[str, torc
     return dict(zip(columns, dtypes, strict=True)) if takes_columns(dtype, columns.values()) else None
 
 
-@triton_op("reducers::sweep_rows", mutates_args={"partials"})
-def sweep_rows(x: Tensor, partials: Tensor, columns: str, threshold: float, addresses: Tensor, cuts: Tensor, aligned: bool) -> None:
-    """Write the partial statistics of many tensors into a table of shape (fields, parts, 1). One launch, and no allocation.
-
-    Args:
-        x: one of the tensors.
-        columns: names of `reducers.kernels.columns.COLUMNS`, with commas between them.
-        addresses, cuts: the tables of the tensors.
-        aligned: whether each of them begins at a multiple of 16 bytes.
-    """
-    sweep_many(x, partials, columns, threshold, addresses, cuts, aligned, True)
-
-
-@triton_op("reducers::join_rows", mutates_args={})
-def join_rows(
-    partials: Tensor,
-    rows: int,
-    columns: str,
-    dtype: torch.dtype,
-    state: Sequence[Tensor],
-    cuts: Tensor,
-) -> List[Tensor]:  # noqa: UP006
-    """Return what such a table stands for, joined with the rows of a state, in the order of `columns`. One launch."""
-    return _join(partials, [rows], columns, dtype, state, None, True, cuts=cuts)
-
-
 def _swept(
     x: Tensor, tables: AddressTables, columns: Mapping[str, str], threshold: float, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -124,13 +95,9 @@ def _swept(
     partials = torch.empty((fields(names, x.dtype), tables.parts, 1), dtype=torch.int64, device=x.device)
     addresses, cuts = tables.addresses, tables.cuts
     assert addresses is not None
-    if type(x) is Tensor:  # for which an operator would cost more than the launch
-        if tables.parts:
-            sweep_many(x, partials, names, threshold, addresses, cuts, tables.aligned, False)
-        results = _join(partials, [rows], names, x.dtype, before, None, False, cuts=cuts)
-    else:
-        sweep_rows(x, partials, names, threshold, addresses, cuts, tables.aligned)
-        results = join_rows(partials, rows, names, x.dtype, before, cuts)
+    if tables.parts:
+        sweep_many(x, partials, names, threshold, addresses, cuts, tables.aligned)
+    results = join_partials(partials, [rows], names, x.dtype, before, cuts=cuts)
     return dict(zip(columns, results, strict=True))
 
 

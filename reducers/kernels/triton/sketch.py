@@ -1,23 +1,23 @@
-"""The launches that add elements with random signs, as operators that tracers see, and as what eager updates call."""
+"""The launches that add elements with random signs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, Sequence, Tuple  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
 from reducers.kernels.parts import Runs
-from reducers.kernels.triton.arguments import DTYPES, Arguments, bytes_of
-from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launch_traced
+from reducers.kernels.triton.arguments import DTYPES
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
 from reducers.kernels.triton.sketch_kernel import FACTS, OCTET, join_parts, make_signs, sketch_parts
 from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import power_of_two
 
-__all__ = ["MAX_BUCKETS", "SketchTable", "join_sketches", "sketch_into", "sketch_table", "sketched"]
+__all__ = ["MAX_BUCKETS", "SketchTable", "sketch_table", "sketched"]
 
 MAX_BUCKETS = 4096
 """For more, the octets of a usual tensor are few."""
@@ -47,12 +47,7 @@ def sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor] | No
         return None
     xs = xs.contiguous()
     plan = _plan(xs.shape[0], xs.dtype, buckets, runs)
-    if type(xs) is not Tensor:  # for a plain one an operator would cost more than the launch
-        table = torch.empty(plan.table, dtype=torch.float64, device=xs.device)
-        sketch_into(xs, table, runs)
-        found: tuple[Tensor, Tensor] = join_sketches(table)
-        return found
-    sums, facts = _results(plan.table, xs.device)
+    sums, facts = (torch.empty((xs.shape[0], columns), dtype=torch.float64, device=xs.device) for columns in (buckets, _FACTS))
     plan.run(xs, sums, facts)
     return sums, facts
 
@@ -66,13 +61,7 @@ class SketchTable:
     def write_to(self, x: Tensor, *to: Tensor) -> None:
         """Write those of an observation, which must be like the one that this was made for, in this order."""
         facts, sums = to
-        if type(x) is Tensor:
-            self._plan.run(x, sums, facts)
-            return
-        table = torch.empty(self._plan.table, dtype=torch.float64, device=x.device)
-        sketch_into(x[None], table, self._plan.runs)
-        for one, found in zip((sums, facts), join_sketches(table), strict=True):
-            one.copy_(found[0])
+        self._plan.run(x, sums, facts)
 
 
 def sketch_table(like: Tensor, buckets: int) -> SketchTable | None:
@@ -84,23 +73,6 @@ def _takes(dtype: torch.dtype, buckets: int) -> bool:
     return dtype in DTYPES and buckets <= MAX_BUCKETS and not buckets & (buckets - 1)
 
 
-@triton_op("reducers::sketch_parts", mutates_args={"table"})
-def sketch_into(xs: Tensor, table: Tensor, runs: Sequence[int]) -> None:
-    """Write the sums and facts of parts of tensors into a table, see the kernel `sketch_parts`. Two launches."""
-    plan = _plan(xs.shape[0], xs.dtype, _buckets(table.shape), Runs(*runs))
-    signs, *turns = plan.new_signs(xs.device)
-    launch_traced(make_signs, plan.making, (signs, *turns))
-    launch_traced(sketch_parts, plan.adding, (bytes_of(xs), signs.view(torch.int32), *turns, table))
-
-
-@triton_op("reducers::join_sketches", mutates_args={})
-def join_sketches(table: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-    """Return the sums and facts of tensors from those of their parts. One launch."""
-    sums, facts = _results(table.shape, table.device)
-    launch_traced(join_parts, _joining(table.shape), (table, sums, facts))
-    return sums, facts
-
-
 class _Plan(NamedTuple):
     """How tensors of one form are sketched.
 
@@ -108,21 +80,17 @@ class _Plan(NamedTuple):
         runs: of each tensor.
         table: the shape of the table, see `sketch_parts`.
         octets: of a tensor.
-        making, adding, joining: the arguments of the three launches.
-        launches: the launches themselves.
+        launches: the three, in order.
     """
 
     runs: Runs
     table: tuple[int, int, int, int]
     octets: int
-    making: Arguments
-    adding: Arguments
-    joining: Arguments
     launches: tuple[Launch, Launch, Launch]
 
     def new_signs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return memory for what `make_signs` writes."""
-        words = _OCTET * _buckets(self.table) // _GROUP
+        words = _OCTET * self.table[1] * (self.table[2] - _FACTS) // _GROUP
         signs = torch.empty((self.octets, words), dtype=torch.int64, device=device)
         turns = torch.empty((self.octets, _OCTET), dtype=torch.int32, device=device)
         return signs, turns, torch.empty((self.octets, 2), dtype=torch.int64, device=device) if self.runs.number > 1 else None
@@ -165,28 +133,15 @@ def _plan(rows: int, dtype: torch.dtype, buckets: int, runs: Runs) -> _Plan:
         {"BUCKETS": buckets, "RUNS": number > 1, "BLOCK": _SIGNS, "num_warps": _WARPS},
     )
     adding = (rows * parts, columns, 1), (parts, a_part, octets, number, length, start, stride, a_run), constants
-    joining = _joining(table)
-    launches = launch_of(make_signs, *making), launch_of(sketch_parts, *adding), launch_of(join_parts, *joining)
-    return _Plan(runs, table, octets, making, adding, joining, launches)
-
-
-def _joining(table: Sequence[int]) -> Arguments:
-    rows, blocks, width, parts = table
-    buckets = _buckets(table)
     joined = power_of_two(parts, _JOINED)
-    columns = max(1, _AT_ONCE // joined)
-    constants = {"WIDTH": width - _FACTS, "PARTS": joined, "COLUMNS": columns, "num_warps": _WARPS}
-    return (rows, -(-(buckets + _FACTS) // columns), 1), (parts, buckets, blocks), constants
-
-
-def _results(table: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    sums, facts = (torch.empty((table[0], columns), dtype=torch.float64, device=device) for columns in (_buckets(table), _FACTS))
-    return sums, facts
-
-
-def _buckets(table: Sequence[int]) -> int:
-    """Return the number of buckets of a table of this shape."""
-    return table[1] * (table[2] - _FACTS)
+    together = max(1, _AT_ONCE // joined)
+    joining = (
+        (rows, -(-(buckets + _FACTS) // together), 1),
+        (parts, buckets, columns),
+        {"WIDTH": width, "PARTS": joined, "COLUMNS": together, "num_warps": _WARPS},
+    )
+    launches = launch_of(make_signs, *making), launch_of(sketch_parts, *adding), launch_of(join_parts, *joining)
+    return _Plan(runs, table, octets, launches)
 
 
 def _most_parts(buckets: int, double: bool) -> int:

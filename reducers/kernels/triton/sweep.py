@@ -1,20 +1,17 @@
-"""The launch that reads a tensor, and updates by it, as operators that `torch.compile` sees through, and as eager mode calls it."""
+"""The launch that reads a tensor, and updates by it: two launches, which read it once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
-from reducers.errors import ArgumentError
 from reducers.kernels.triton.arguments import (
     DTYPES,
-    bytes_of,
     fields,
     kept_shape,
     many_arguments,
@@ -23,20 +20,11 @@ from reducers.kernels.triton.arguments import (
     swept_dtype,
     takes_columns,
 )
-from reducers.kernels.triton.join import _join, join_partials
-from reducers.kernels.triton.launching import Launch, is_aligned, launch_of, launcher
+from reducers.kernels.triton.join import join_partials
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
 from reducers.kernels.triton.sweep_kernel import sweep
 
-__all__ = [
-    "launch_of",
-    "new_partials",
-    "on_device",
-    "sweep_into",
-    "sweep_launch",
-    "sweep_many",
-    "swept",
-    "swept_in_graph",
-]
+__all__ = ["new_partials", "on_device", "sweep_into", "sweep_launch", "sweep_many", "swept"]
 
 
 def swept(
@@ -61,31 +49,17 @@ def swept(
     Returns:
         counts int64; `sum` and `exact` int64 for integers; `min` and `max` in the dtype of `x`; all else float64, in the shape of
         the kept axes. None if the dtype of `x` is not supported, or more than `MAX_DIMS` axes are left after merging.
-
-    Raises:
-        ArgumentError: the latter, inside a graph that is being compiled.
     """
     names = ",".join(columns.values())
     before = [] if not state else [state[key] for key in columns]
-    if type(x) is Tensor and not torch.compiler.is_compiling():  # for which an operator would cost more than the launch
-        form = _form(x.shape, x.stride(), x.dtype, axes, names, None if mask is None else mask.stride())
-        if form is None:
-            return None
-        with on_device(x):
-            partials = torch.empty(form.partials, dtype=torch.int64, device=x.device)
-            _sweep(x, partials, axes, names, threshold, None, False, mask=mask)
-            results = _join(partials, form.shape, names, form.dtype, before, None, False)
-        return dict(zip(columns, results, strict=True))
-    if not are_swept(x, names, mask):
+    form = _form(x.shape, x.stride(), x.dtype, axes, names, None if mask is None else mask.stride())
+    if form is None:
         return None
-    if torch.compiler.is_compiling():
-        return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before, mask), strict=True))
-    if sweep_plan(x, axes, mask) is None:
-        return None
-    partials = new_partials(x, axes, names, mask)
-    shape, dtype = kept_shape(x, axes), swept_dtype(x, mask)
-    sweep_into(x, partials, axes, names, threshold, mask=mask)
-    return dict(zip(columns, join_partials(partials, shape, names, dtype, before), strict=True))
+    with on_device(x):
+        partials = torch.empty(form.partials, dtype=torch.int64, device=x.device)
+        sweep_into(x, partials, axes, names, threshold, mask=mask)
+        results = join_partials(partials, form.shape, names, form.dtype, before)
+    return dict(zip(columns, results, strict=True))
 
 
 class _Allocated(NamedTuple):
@@ -108,16 +82,12 @@ def _form(
     """Return what `swept` allocates for tensors of this layout; None if the kernels do not take them."""
     x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     mask = None if masked is None else torch.empty_strided(shape, masked, dtype=torch.bool, device="meta")
-    tiles = sweep_plan(x, axes, mask) if are_swept(x, columns, mask) else None
+    wide = swept_dtype(x, mask)
+    taken = x.dtype in DTYPES and takes_columns(wide, columns.split(","))
+    tiles = sweep_plan(x, axes, mask) if taken else None
     if tiles is None:
         return None
-    wide = swept_dtype(x, mask)
     return _Allocated((fields(columns, wide), tiles.parts, tiles.kept), kept_shape(x, axes), wide)
-
-
-def are_swept(x: Tensor, columns: str, mask: Tensor | None) -> bool:
-    """Return whether the kernels compute these columns of tensors of the dtype of `x`."""
-    return x.dtype in DTYPES and takes_columns(swept_dtype(x, mask), columns.split(","))
 
 
 _HERE = nullcontext()
@@ -143,66 +113,26 @@ def new_partials(x: Tensor, axes: Sequence[int], columns: str, mask: Tensor | No
     return torch.empty((fields(columns, swept_dtype(x, mask)), tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
 
 
-@triton_op("reducers::sweep", mutates_args={"partials"})
 def sweep_into(
     x: Tensor,
     partials: Tensor,
     axes: Sequence[int],
     columns: str,
     threshold: float = 0.0,
-    due: Optional[Tensor] = None,  # noqa: UP045
-    slot: int = 0,
-    mask: Optional[Tensor] = None,  # noqa: UP045
+    due: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> None:
     """Write the partial statistics of `x` into a table as `new_partials` returns it. One launch, and no allocation.
 
     Args:
         columns: names of `COLUMNS`, with commas between them.
-        due: an int32 on the device; if it is 0, nothing is read or written.
-        slot: which of the tables, if there are several along a first axis.
+        due: an integer on the device; if it is 0, nothing is read or written.
         mask: bool, in the shape of `x`: the elements that are observed.
     """
-    _sweep(x, partials, axes, columns, threshold, due, True, slot, mask)
-
-
-@triton_op("reducers::swept", mutates_args={})
-def swept_in_graph(
-    x: Tensor,
-    axes: Sequence[int],
-    columns: str,
-    threshold: float,
-    state: Sequence[Tensor],
-    mask: Optional[Tensor] = None,  # noqa: UP045
-) -> List[Tensor]:  # noqa: UP006
-    """Return what `swept` does, in the order of `columns`: both launches as one node of a graph."""
-    if sweep_plan(x, axes, mask) is None:
-        raise ArgumentError(f"shape {tuple(x.shape)} with strides {tuple(x.stride())} has too many axes that cannot be merged")
-    partials = new_partials(x, axes, columns, mask)
-    _sweep(x, partials, axes, columns, threshold, None, True, mask=mask)
-    return _join(partials, kept_shape(x, axes), columns, swept_dtype(x, mask), state, None, True)
-
-
-def _sweep(
-    x: Tensor,
-    partials: Tensor,
-    axes: Sequence[int],
-    columns: str,
-    threshold: float,
-    due: Tensor | None,
-    traced: bool,
-    slot: int = 0,
-    mask: Tensor | None = None,
-) -> None:
-    chosen = None if mask is None else bytes_of(mask)
-    tensors = bytes_of(x), partials, due, chosen, None, None
-    if traced:
-        grid, numbers, constants = sweep_arguments(x, axes, columns, threshold, mask)
-        launcher(sweep, True)[grid](*tensors, *numbers, DUE=due is not None, slot=slot, **constants)
-        return
     masked = None if mask is None else mask.stride()
     launch = sweep_launch(x.shape, x.stride(), x.dtype, tuple(axes), columns, threshold, masked, due is not None)
     kind = x.get_device(), is_aligned(x), mask is None or is_aligned(mask), None if due is None else due.dtype
-    launch(kind, tensors, slot)
+    launch(kind, (x, partials, due, mask, None, None), 0)
 
 
 @lru_cache(maxsize=4096)
@@ -234,20 +164,14 @@ def _many_launch(dtype: torch.dtype, parts: int, columns: str, threshold: float,
     return launch_of(sweep, grid, numbers, {**constants, "DUE": False})
 
 
-def sweep_many(
-    x: Tensor,
-    partials: Tensor,
-    columns: str,
-    threshold: float,
-    addresses: Tensor,
-    cuts: Tensor,
-    aligned: bool,
-    traced: bool,
-) -> None:
-    """Write the partial statistics of many tensors, of which `x` is one, by tables that say where they are and how they are cut."""
-    tensors, parts = (bytes_of(x), partials, None, None, addresses, cuts), partials.shape[1]
-    if traced:
-        grid, numbers, constants = many_arguments(x.dtype, parts, columns, threshold, aligned)
-        launcher(sweep, True)[grid](*tensors, *numbers, DUE=False, slot=0, **constants)
-        return
-    _many_launch(x.dtype, parts, columns, threshold, aligned)((x.get_device(), is_aligned(x)), tensors, 0)
+def sweep_many(x: Tensor, partials: Tensor, columns: str, threshold: float, addresses: Tensor, cuts: Tensor, aligned: bool) -> None:
+    """Write the partial statistics of many tensors into a table of shape (fields, parts, 1). One launch, and no allocation.
+
+    Args:
+        x: one of the tensors.
+        columns: names of `COLUMNS`, with commas between them.
+        addresses, cuts: where the tensors are, and how they are cut.
+        aligned: whether each of them begins at a multiple of 16 bytes.
+    """
+    launch = _many_launch(x.dtype, partials.shape[1], columns, threshold, aligned)
+    launch((x.get_device(), is_aligned(x)), (x, partials, None, None, addresses, cuts), 0)

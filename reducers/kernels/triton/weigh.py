@@ -1,19 +1,18 @@
-"""The launches for weighted sums, as operators that tracers see, and as what eager updates call."""
+"""The launches for weighted sums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import List, NamedTuple, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import triton_op
 
-from reducers.kernels.triton.arguments import DTYPES, WARPS, Arguments, bytes_of, kept_shape, tile_constants
+from reducers.kernels.triton.arguments import DTYPES, WARPS, Arguments, kept_shape, tile_constants
 from reducers.kernels.triton.lanes import LanePlan, lane_plan
-from reducers.kernels.triton.launching import Launch, is_aligned, launcher
-from reducers.kernels.triton.sweep import launch_of, on_device
+from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
+from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import join_tile
 from reducers.kernels.triton.weigh_kernel import join_weighted, weigh
 
@@ -47,41 +46,13 @@ def weighted_swept(
     if columns not in _FIELDS:
         return None
     number, before = _FIELDS[columns], [] if not state else [state[key] for key in columns]
-    if type(x) is Tensor and type(weights) is Tensor:  # for which an operator would cost more than the launch
-        form = _form(x.shape, x.stride(), x.dtype, weights.stride(), weights.dtype, axes, number)
-        if form is None:
-            return None
-        with on_device(x):
-            partials = torch.empty(form.partials, dtype=torch.float64, device=x.device)
-            kind = x.get_device(), is_aligned(x), is_aligned(weights)
-            form.launch(kind, (bytes_of(x), partials, bytes_of(weights)))
-            return dict(zip(columns, _join(partials, form.shape, before, False), strict=True))
-    tiles = _plan(x, weights, axes)
-    if tiles is None:
+    form = _form(x.shape, x.stride(), x.dtype, weights.stride(), weights.dtype, axes, number)
+    if form is None:
         return None
-    partials = torch.empty((number, tiles.parts, tiles.kept), dtype=torch.float64, device=x.device)
-    weigh_into(x, weights, partials, axes)
-    return dict(zip(columns, join_weights(partials, kept_shape(x, axes), before), strict=True))
-
-
-@triton_op("reducers::weigh", mutates_args={"partials"})
-def weigh_into(x: Tensor, weights: Tensor, partials: Tensor, axes: Sequence[int]) -> None:
-    """Write the partial weighted sums of `x` into a table, float64 of shape (fields, parts, kept positions). One launch."""
-    tiles = _plan(x, weights, tuple(axes))
-    assert tiles is not None
-    grid, numbers, constants = _arguments(tiles, x.dtype, weights.dtype, partials.shape[0])
-    launcher(weigh, True)[grid](bytes_of(x), partials, bytes_of(weights), *numbers, **constants)
-
-
-@triton_op("reducers::join_weighted", mutates_args={})
-def join_weights(partials: Tensor, shape: Sequence[int], state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
-    """Return the weighted sums that a table of partial ones stands for, joined with those of a state. One launch.
-
-    Args:
-        shape: of the kept axes.
-        state: the earlier sums in the order of `columns`, or none.
-    """
-    return _join(partials, shape, state, True)
+    with on_device(x):
+        partials = torch.empty(form.partials, dtype=torch.float64, device=x.device)
+        form.launch((x.get_device(), is_aligned(x), is_aligned(weights)), (x, partials, weights))
+        return dict(zip(columns, _join(partials, form.shape, before), strict=True))
 
 
 class _Form(NamedTuple):
@@ -144,27 +115,18 @@ def _arguments(tiles: LanePlan, dtype: torch.dtype, weight_dtype: torch.dtype, n
     return tiles.grid, (*tiles.arguments(), *others), constants
 
 
-def _join(partials: Tensor, shape: Sequence[int], state: Sequence[Tensor], traced: bool) -> list[Tensor]:
+def _join(partials: Tensor, shape: Sequence[int], state: Sequence[Tensor]) -> list[Tensor]:
     number, parts, kept = partials.shape
     kinds = (torch.int64, *(torch.float64,) * (4 if number > 3 else 2))
     results = [torch.empty(shape, dtype=kind, device=partials.device) for kind in kinds]
     none = (None,) * (5 - len(results))
     tensors = partials, *results, *none, *(state or (None,) * len(results)), *none
-    of = number, parts, kept, len(state) > 0
-    if traced:
-        grid, numbers, constants = _join_arguments(*of)
-        launcher(join_weighted, True)[grid](*tensors, *numbers, **constants)
-    else:
-        _join_launch(*of)(partials.get_device(), tensors)
+    _join_launch(number, parts, kept, len(state) > 0)(partials.get_device(), tensors)
     return results
-
-
-def _join_arguments(number: int, parts: int, kept: int, state: bool) -> Arguments:
-    rows, width = join_tile(parts, kept)
-    constants = {"MOMENTS": number > 3, "STATE": state, "PARTS": rows, "COLUMNS": width, "num_warps": WARPS}
-    return (-(-kept // width), 1, 1), (kept, parts), constants
 
 
 @lru_cache(maxsize=4096)
 def _join_launch(number: int, parts: int, kept: int, state: bool) -> Launch:
-    return launch_of(join_weighted, *_join_arguments(number, parts, kept, state))
+    rows, width = join_tile(parts, kept)
+    constants = {"MOMENTS": number > 3, "STATE": state, "PARTS": rows, "COLUMNS": width, "num_warps": WARPS}
+    return launch_of(join_weighted, (-(-kept // width), 1, 1), (kept, parts), constants)

@@ -22,7 +22,7 @@ LAYOUTS = {
     "last axis": ("... d -> d", (16, 512, 768)),
     "channels": ("b c h w -> c", (32, 64, 28, 28)),
 }
-SWEEP, EACH, JOIN = (f"reducers.{name}.default" for name in ("sweep", "join_each", "join"))
+SWEEP, EACH, JOIN = "sweep", "join_each", "join"
 
 
 @pytest.fixture(autouse=True)

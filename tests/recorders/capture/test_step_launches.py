@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from launches import Counted, _Counter, _WithoutGuards
+from launches import Counted, _Counter, _WithoutGuards, fake_kernels
 from test_batched import BOTH, Still
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,7 +24,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests)", allow_module_level=True)
 
 SHAPES = ((64, 64), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (), (64,), (50, 7), (1,))
-COPY, SWEEP, JOIN = "aten.copy_.default", "reducers.sweep_rows.default", "reducers.join_rows.default"
+COPY, SWEEP, JOIN = "aten.copy_.default", "sweep", "join"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(table, "as_monitor", lambda call, *args: torch.no_grad()(call)(*args))
     monkeypatch.setattr(entering, "outside_modes", lambda call, *args: call(*args))
     monkeypatch.setattr(table, "accepts", lambda x: x.numel() > 0)
-    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards():
+    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards(), fake_kernels():
         yield
 
 
@@ -159,5 +159,5 @@ def test_a_launch_that_fails_loses_no_observation(device: None, monkeypatch: pyt
 
     with pytest.warns(RuntimeWarning, match="failed on .*, which takes longer: RuntimeError: Failed to find C compiler"):
         found = counted(ParameterGradientMonitor(BOTH), net, break_kernels)
-    assert SWEEP not in found.names
+    assert found.names.count(SWEEP) > 20  # tensors are reduced apart from each other
     assert len(failed) == 1

@@ -124,7 +124,7 @@ def test_an_interrupted_step_is_recorded_by_none(monkeypatch: pytest.MonkeyPatch
     recorder = Recorder(ParameterGradientMonitor(Norm())).modules(net)
     ones = {"0_weight": torch.ones(2, 3), "1_weight": torch.ones(2, 2).double()}
     stepped(net, **ones)
-    join = many._join
+    join = many.join_partials
     for after in (0, 1):  # in the first group, and when that is joined already
         left = after
 
@@ -136,7 +136,7 @@ def test_an_interrupted_step_is_recorded_by_none(monkeypatch: pytest.MonkeyPatch
             return join(*args, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(many, "_join", interrupted)
+            patch.setattr(many, "join_partials", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 stepped(net, **{name: 5 * x for name, x in ones.items()})
     stepped(net, **ones)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from recorders import ForwardMonitor
 from reducers import Moments
@@ -28,12 +29,15 @@ ALL: dict[str, Kernels[Any]] = {
     "sketches": sketches.SKETCHES,
 }
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+with FakeTensorMode():
+    ON = {device: torch.empty(1, device=device) for device in (FIRST, SECOND)}
 
 
 @pytest.fixture(autouse=True)
 def nothing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has failed, and there is something for each purpose on a GPU, also without Triton."""
     monkeypatch.setattr(failing, "_failed", [])
+    monkeypatch.setattr(failing, "_CLASSES", (Tensor, FakeTensor))
     for kernels in ALL.values():
         monkeypatch.setitem(kernels, "cuda", lambda: broken)
 
@@ -52,9 +56,9 @@ def test_what_fails_is_off_for_that_kernel_and_that_device_only(name: str) -> No
     assert failures() == [str(seen[0].message)]
     assert "Runtime" in failures()[0]
     assert "Please" not in failures()[0]
-    assert found(kernels, FIRST) is None
-    assert found(kernels, SECOND) is not None
-    assert [other for other in ALL if found(ALL[other], FIRST) is None] == [name]
+    assert found(kernels, ON[FIRST]) is None
+    assert found(kernels, ON[SECOND]) is not None
+    assert [other for other in ALL if found(ALL[other], ON[FIRST]) is None] == [name]
 
 
 def test_purposes_are_told_apart() -> None:
@@ -141,5 +145,5 @@ def test_slots_of_a_cpu_that_fail_leave_the_kernels_of_a_gpu_on(monkeypatch: pyt
         assert monitor.samples == 4
     assert ["Triton" in str(one.message) for one in seen] == [False]
     assert monitor.peek()["mean"].tolist() == [1.5] * 400
-    assert [name for name in ALL if found(ALL[name], FIRST) is None] == []
-    assert found(dispatch.ROWS, torch.device("cpu")) is not None
+    assert [name for name in ALL if found(ALL[name], ON[FIRST]) is None] == []
+    assert found(dispatch.ROWS, xs[0]) is not None

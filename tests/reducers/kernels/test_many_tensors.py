@@ -186,7 +186,7 @@ def test_offsets_beyond_32_bits() -> None:
     x[2**31 + 100 : 2**31 + 103] = torch.tensor([1, 2, -6])
     partials = torch.empty((4, 1, 1), dtype=torch.int64)
     addresses, cuts = torch.tensor([x.data_ptr()]), torch.tensor([0, 2**31 + 100, 3, 0, 1])
-    sweep_many(x, partials, "count,min,max,exact", 0.0, addresses, cuts, False, False)
+    sweep_many(x, partials, "count,min,max,exact", 0.0, addresses, cuts, False)
     assert partials.flatten().tolist() == [3, -6, 2, -3]
 
 

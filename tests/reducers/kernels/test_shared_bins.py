@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import bins, launching
+from reducers.kernels.triton import bins
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.lanes import LanePlan
 
@@ -32,11 +32,12 @@ def compiled(reducer: str, dtype: torch.dtype, layout: str, target: GPUTarget, p
     """The kernel as the launch would have it, with its limit of registers."""
     (x, axes), launched = kernels.layouts(dtype)[layout], []
 
-    def launcher(kernel: Any, traced: bool) -> Any:
+    def launcher(kernel: Any, grid: Any) -> Any:
         def launch(*args: Any, **constants: Any) -> None:
             launched.append((kernel, dict(zip(kernel.arg_names, args, strict=False), **constants)))
 
-        return {tiles.grid: launch}
+        assert grid == tiles.grid
+        return launch
 
     def compile(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> Any:
         return made(source, target=target, options={**options, "maxnreg": registers})
@@ -49,16 +50,16 @@ def compiled(reducer: str, dtype: torch.dtype, layout: str, target: GPUTarget, p
     else:
         bits, (first, end) = of
         number = 2 * (end - first << bits) + 3
-    patch.setattr(bins, "_takes_shared", lambda x, traced: True)
-    tiles = bins._tiles(x, axes, edges, first, False)
+    patch.setattr(bins, "_takes_shared", lambda x: True)
+    tiles = bins._tiles(x, axes, edges, first)
     assert isinstance(tiles, LanePlan)
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     results = [torch.empty((*shape, number), dtype=torch.int64, device="meta")]
     if edges is None:
         results += [torch.empty(shape, dtype=dtype, device="meta") for _ in range(2)]
         results += [torch.empty(shape, dtype=torch.int64, device="meta") for _ in range(2)]
-    patch.setattr(launching, "launcher", launcher)
-    bins._count(x, tiles, results, edges, bits, first, False)
+    patch.setattr(kernels.triton.JITFunction, "__getitem__", launcher)
+    bins._count(x, tiles, results, edges, bits, first)
     ((kernel, arguments),) = launched
     registers, made = arguments.pop("maxnreg"), kernels.triton.compile
     ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}

@@ -113,8 +113,8 @@ def test_the_same_in_all_layouts(pattern: str) -> None:
 
 def test_parts_of_several_slots_are_joined_by_one_launch_before(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[int, int]] = []
-    each = gpu_slots._join_each
-    monkeypatch.setattr(gpu_slots, "_join_each", lambda *args: launched.append(args[3:5]) or each(*args))
+    each = gpu_slots.each_joined
+    monkeypatch.setattr(gpu_slots, "each_joined", lambda *args: launched.append(args[3:5]) or each(*args))
     xs = [drawn(kind, seed, 5, 3, 9) for seed, kind in enumerate(KINDS)]
     slots, table = filled(Summary("b c w -> c"), xs)
     assert slots._one[1] > 1

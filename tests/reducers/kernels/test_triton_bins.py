@@ -92,7 +92,7 @@ def small_tiles(request: pytest.FixtureRequest) -> Iterator[bool]:
     shared = request.param == "in shared memory"
     instructions = Instructions()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bins, "_takes_shared", lambda x, traced: shared)
+        patch.setattr(bins, "_takes_shared", lambda x: shared)
         patch.setattr(bins, "_LANES", 128)
         patch.setattr(bins, "_EACH", TILE // 128)
         patch.setattr(bins, "_FEWEST_LANES", 1)

@@ -1,4 +1,4 @@
-"""The GPU kernels as a compiler sees them: built for three architectures without a GPU, and as nodes of compiled graphs."""
+"""The GPU kernels as a compiler sees them: built for three architectures without a GPU."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ import pytest
 import torch
 from paths import ROOT
 from profiled import calls_of
-from torch import Tensor
 
 if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs triton (extra gpu-tests), not interpreted", allow_module_level=True)
 
 import triton
-from torch._dynamo.backends.common import aot_autograd
 
 from reducers.kernels.triton import launching
 from reducers.kernels.triton.arguments import DTYPES
-from reducers.kernels.triton.sweep import swept
 
 sys.path.append(str(ROOT / "benchmarks"))
 import kernels
-
-SUMMARY = {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
 
 
 def assert_no_spills(rows: Any) -> None:
@@ -268,36 +263,3 @@ def test_neither_a_mask_nor_weights_are_read_by_the_kernels_without_them() -> No
         names[reducer] = ptx.count(".param ."), ptx.count("ld.global.b8") + ptx.count("ld.global.u8")
     assert names["Summary"][0] < names["Summary, masked"][0]
     assert names["Summary"][1] == 0 < names["Summary, masked"][1]
-
-
-def variance(x: Tensor) -> Tensor:
-    found = swept(x * 2, (0,), SUMMARY)
-    assert found is not None
-    return found["m2"] / found["count"]
-
-
-def test_a_sweep_is_one_node_of_a_full_graph(fresh_compiler: None) -> None:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph)
-        return lambda *_: (torch.zeros(5),)  # there is no GPU to run it
-
-    torch.compile(variance, fullgraph=True, backend=backend)(torch.randn(40, 5))
-    (graph,) = graphs
-    called = [node.target for node in graph.graph.nodes if node.op == "call_function" and "reducers" in str(node.target)]
-    assert called == [torch.ops.reducers.swept.default]
-
-
-def test_the_compiler_sees_both_kernels_with_dynamic_sizes(fresh_compiler: None) -> None:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph)
-        return lambda *_: [torch.zeros(5)]
-
-    compiled = torch.compile(variance, fullgraph=True, dynamic=True, backend=aot_autograd(fw_compiler=compiler))
-    for size in (400, 500):
-        compiled(torch.randn(size, 5))
-    (graph,) = graphs
-    assert str(graph.graph).count("triton_kernel_wrapper_functional](") == 2
