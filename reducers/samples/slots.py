@@ -20,7 +20,7 @@ __all__ = ["apply_indexing", "check_slots", "merge_slots", "pad_slots", "sample_
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _ORDERED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_INTEGERS)
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_UNINDEXED = (torch.uint16, torch.uint32, torch.uint64, torch.complex32)
 
 
 def sample_inputs(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -49,7 +49,7 @@ def sample_inputs(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Ten
 
 def apply_indexing(x: Tensor, index: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `index(x)`, a function that only moves elements; dtypes that torch cannot index are viewed as integers for it."""
-    if x.dtype not in _UNSIGNED and not (x.is_floating_point() and x.dtype.itemsize == 1):
+    if x.dtype not in _UNINDEXED and not (x.is_floating_point() and x.dtype.itemsize == 1):
         return index(x)
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
     return index(x.view(integer)).view(x.dtype)

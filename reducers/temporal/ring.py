@@ -20,6 +20,8 @@ from reducers.core.checks import check_cost, check_keys, check_shape
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states
 from reducers.errors import StateError, StateMismatchError
+from reducers.kernels.precision import aligned
+from reducers.samples.slots import apply_indexing
 from reducers.state import State
 
 __all__ = ["check_ring", "choose", "join", "push", "select", "slot", "stack"]
@@ -61,7 +63,7 @@ def push(owner: Reducer, ring: State, state: State, size: int) -> State:
 def _push_row(rows: Tensor, row: Tensor) -> Tensor:
     """Return `row`, followed by `rows` without the last."""
     if torch.compiler.is_compiling() or rows.dtype != row.dtype or rows.nbytes < _BIG:  # `cat` promotes other dtypes
-        return torch.cat((row[None], rows[:-1]))
+        return torch.cat(aligned(row[None], rows[:-1]))
     size = len(rows)
     # `pop` is atomic: if several threads push onto one state, only one gets the free rows, and the others copy
     buffer, free = _free_rows.pop(rows, (rows, 0))
@@ -81,7 +83,7 @@ def join(owner: Reducer, a: State, b: State, size: int) -> State:
     newer = b["observed"].clamp(0, size)  # a forged count may be negative
     index = torch.arange(size, device=newer.device)
     index = torch.where(index < newer, index, size + index - newer)
-    joined = {key: torch.cat((b[key], a[key])).index_select(0, index) for key in a if key != "observed"}
+    joined = {key: _chosen(torch.cat(aligned(b[key], a[key])), index) for key in a if key != "observed"}
     return {**joined, "observed": a["observed"] + b["observed"]}
 
 
@@ -92,7 +94,7 @@ def slot(ring: State, index: int) -> State:
 
 def select(ring: State, index: Tensor) -> State:
     """Return the ring with its slots in the order of `index`, without synchronising the device."""
-    return {key: value if key == "observed" else value.index_select(0, index) for key, value in ring.items()}
+    return {key: value if key == "observed" else _chosen(value, index) for key, value in ring.items()}
 
 
 def stack(owner: Reducer, states: Sequence[State], observed: Tensor) -> State:
@@ -109,7 +111,7 @@ def stack(owner: Reducer, states: Sequence[State], observed: Tensor) -> State:
 def choose(owner: Reducer, condition: Tensor, a: State, b: State) -> State:
     """Return `a` if the condition, a 0-d bool tensor, is True, else `b`, without synchronising the device."""
     check(owner, a, b)
-    return {key: torch.where(condition, a[key], b[key]) for key in a}
+    return {key: torch.where(condition, *aligned(a[key], b[key])) for key in a}
 
 
 def check(owner: Reducer, a: State, b: State) -> None:
@@ -122,3 +124,7 @@ def check(owner: Reducer, a: State, b: State) -> None:
     except StateMismatchError as error:
         name = type(owner).__name__
         raise StateMismatchError(f"{error} ({name} needs states of one shape; a reducer that grows has none)") from None
+
+
+def _chosen(rows: Tensor, index: Tensor) -> Tensor:
+    return apply_indexing(rows, lambda part: part.index_select(0, index))

@@ -82,8 +82,9 @@ def test_entries_know_where_they_came_from() -> None:
     assert len({*zip(result["step"].tolist(), result["position"].tolist(), strict=True)}) == 6
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64, torch.int32, torch.bool, torch.uint8]
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64, torch.complex32, torch.int32, torch.bool, torch.uint8]
 )
 def test_samples_of_every_dtype_are_kept_as_they_are(dtype: torch.dtype) -> None:
     numbers = torch.randint(0, 16, (20, 3), generator=torch.Generator().manual_seed(0))

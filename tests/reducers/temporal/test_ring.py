@@ -122,6 +122,24 @@ def test_other_dtypes_are_promoted() -> None:
     assert shown(state) == [1, 0.1, 1]
 
 
+@pytest.mark.parametrize("ring", [Window(Last(), 3), History(Last(), duration=3.0), EveryNth(Last(), 2)], ids=str)
+def test_integers_in_a_ring_beside_floats_are_not_rounded(ring: Reducer) -> None:
+    xs = [torch.tensor([number]) for number in (2**24 + 1, 1.5, 2**24 + 3, 2.5, 2**24 + 5)]
+    for cut in range(6):
+        state = ring.merge(laws.run(ring, xs[:cut]), laws.run(ring, xs[cut:]))
+        kept = {float(number) for key, value in state.items() if key != "observed" for number in value.flatten().tolist()}
+        assert kept <= {float(x) for x in [2**24 + 1, 1.5, 2**24 + 3, 2.5, 2**24 + 5]}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("ring", [Window(Last(), 2), History(Last(), duration=2.0), EveryNth(Last(), 3)], ids=str)
+def test_rings_of_numbers_that_pytorch_does_not_index(ring: Reducer, dtype: torch.dtype) -> None:
+    xs = [torch.tensor(number).to(dtype) for number in range(6)]
+    wanted = ring.compute(laws.run(ring, xs)).float()
+    for cut in range(7):
+        assert ring.compute(ring.merge(laws.run(ring, xs[:cut]), laws.run(ring, xs[cut:]))).float().equal(wanted)
+
+
 def test_the_slots_of_inner_keys_are_their_own() -> None:
     history = History(Product(last=Last(), average=EMA(alpha=0.5)), duration=3.0)
     state = laws.run(history, steps(9))
