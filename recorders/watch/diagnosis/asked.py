@@ -119,7 +119,7 @@ def if_too_large(known: Evidence) -> Severity:
 
     Those that leave much of the initial weights are a notice, if the loss has come down by most.
     """
-    if not known.learns or known.loss is None:
+    if not known.learns or known.loss is None or known.loss.finite[0] <= 0:
         return "error"
     left = known.loss.end() / known.loss.finite[0]  # it may have been thrown up since, and come back
     mild = left < LOSS.most and known.early_ratio <= FIRST_STEPS

@@ -25,6 +25,8 @@ from recorders import (
     lenses,
     presets,
 )
+from recorders.watch.diagnosis.asked import if_too_large
+from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.findings import Findings, findings
 from recorders.watch.lenses.health import update_ratio
 from reducers import Activity, Collect, FirstNonfinite, Idle, Product, Summary
@@ -346,6 +348,13 @@ def test_a_dropout_that_does_not_act_on_outputs_is_none_on_them(evaluating: bool
     net = nn.Sequential(*small(8, 4), nn.Dropout(0.3))
     found = kinds(watched(net, lambda: (x := torch.randn(32, 8), x[:, :4].argmax(1)), rate=1e-2, evaluating=evaluating))
     assert ("dropout-on-outputs" in found) != evaluating
+
+
+@pytest.mark.parametrize(("first", "severity"), [(0.0, "error"), (-1.0, "error"), (0.5, "warning"), (2.0, "notice")])
+def test_how_bad_large_steps_are_depends_on_the_first_loss(first: float, severity: str) -> None:
+    """One that is 0 or below is no measure: of one sample that is classified well the loss may be 0."""
+    known = Evidence([], loss=Course([first, *[1.0] * 20, *[0.3] * 20]), updates={"0": {"weight": Course([0.5] * 41)}})
+    assert if_too_large(known) == severity
 
 
 CLOUDS = torch.randn(10, 32, generator=torch.Generator().manual_seed(5))
