@@ -189,7 +189,8 @@ def trivial_loss(known: Evidence) -> float:
         is_entropy = classes >= 2 and target.high < classes and 0.5 < first / math.log(classes) < LOSS.initial
         return blind if is_entropy and classes <= LABELS else math.nan
     if is_binary(target):
-        return blind if 0.3 < first < 2 else math.nan
+        falls_there = first >= 2 and 1 / LOSS.near < known.loss.end() / blind < LOSS.near
+        return blind if 0.3 < first < 2 or falls_there else math.nan
     # The square errors of the first outputs, if they do not go with the target yet.
     means = zip(target.each["mean"], output.each["mean"], strict=False)
     spreads = zip(target.each["std"], output.each["std"], strict=False)

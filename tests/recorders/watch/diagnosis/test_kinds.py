@@ -401,6 +401,20 @@ class Halved(nn.Module):
         return x.half()
 
 
+def sure_of_labels_by_chance(setup: Setup) -> None:
+    """The binary cross entropy of labels that have nothing to do with the inputs: it falls from far above what it comes to."""
+    setup.steps, setup.rate = 250, 1e-2
+    setup.net[5] = nn.Linear(24, 1)  # type: ignore[index]
+    nn.init.constant_(setup.net[5].bias, 6.0)  # type: ignore[index]
+    setup.loss = nn.functional.binary_cross_entropy_with_logits
+    draws = torch.Generator().manual_seed(0)
+
+    def by_chance(step: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(256, FEATURES, generator=draws), torch.randint(2, (256, 1), generator=draws).float()
+
+    setup.batch = by_chance  # type: ignore[method-assign]
+
+
 def random_first_layer(setup: Setup) -> None:
     """It is frozen, and what is trained after it does not learn the labels, which are of pairs of signs, at a usual rate."""
     setup.steps, batch = 110, setup.batch
@@ -418,6 +432,7 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a step inside": (rounded_inside, ("no-gradient", "3", "detached")),
     "a step at the end": (rounded_at_the_end, ("frozen", "5", "detached")),
     "gradients that underflow": (underflowing, ("frozen", "optimizer", "loss-scale")),
+    "labels by chance, and a first loss far above": (sure_of_labels_by_chance, ("loss-does-not-fall", "loss", "labels-do-not-fit")),
     "a first layer that is random": (random_first_layer, ("loss-does-not-fall", "loss", "frozen")),
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "(net)", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
