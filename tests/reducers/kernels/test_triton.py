@@ -23,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 from reducers import Activity, Max, Mean, Min, Moments, Norm, Statistic, Sum, Summary
 from reducers.kernels import dispatch
 from reducers.kernels.triton import lanes, tiling
-from reducers.kernels.triton.arguments import DTYPES
+from reducers.kernels.triton.arguments import DTYPES, takes_columns
 from reducers.kernels.triton.join import join_partials
 from reducers.kernels.triton.sweep import new_partials, sweep_into, swept
 
@@ -311,7 +311,8 @@ BY_KERNEL = [case for case in CASES if isinstance(case.reducer, Statistic) and c
 
 def observations(case: Case, dtype: torch.dtype) -> list[Tensor]:
     kinds = ("offset", "holes", "nothing finite")
-    xs = [drawn(kind, size, *case.trailing) for kind, size in zip(kinds, (4, 3, 4), strict=True)]
+    sizes = (4, 4, 4) if case.same_shape else (4, 3, 4)
+    xs = [drawn(kind, size, *case.trailing) for kind, size in zip(kinds, sizes, strict=True)]
     return [x.to(dtype) if dtype.is_floating_point else x.nan_to_num(0, 0, 0).to(dtype) for x in xs]
 
 
@@ -354,7 +355,7 @@ def test_all_laws_hold_with_the_kernels_in_all_dtypes(case: Case, dtype: torch.d
     laws.typed(case.reducer, xs)
     laws.together(case.reducer, xs)
     assert len(taken) > 10
-    assert None not in taken
+    assert (None not in taken) == takes_columns(dtype, case.reducer.columns.values())  # sums of int32 may exceed int64
 
 
 def test_a_kernel_that_cannot_be_compiled_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
