@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,25 +10,15 @@ from torch import Tensor
 from reducers.kernels.columns import column_dtypes
 from reducers.kernels.cpp.binned import looped_bits, looped_edges
 from reducers.kernels.cpp.library import ELEMENTS
-from reducers.kernels.dispatch import Kernel
-from reducers.kernels.failing import Kernels, found, tried
+from reducers.kernels.failing import Kernels, found, in_triton, tried
 from reducers.kernels.precision import can_read_values
 from reducers.state import State
 
 __all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
 
 
-@lru_cache(maxsize=1)
-def _triton_bins() -> tuple[Kernel, Kernel] | None:
-    """The counts of bins by Triton: by edges, and by the bits of numbers."""
-    try:
-        from reducers.kernels.triton.bins import binned_by_bits, binned_by_edges
-    except ImportError:
-        return None
-    return binned_by_edges, binned_by_bits
-
-
-BINS: Kernels[tuple[Kernel, Kernel]] = Kernels({"cuda": _triton_bins}, "counts elements in bins")
+BINS = Kernels({"cuda": in_triton("bins")}, "counts elements in bins")
+BEST = Kernels({"cuda": in_triton("best")}, "chooses the best elements")
 
 
 def has_device_bins(x: Tensor) -> bool:
@@ -50,12 +39,12 @@ def device_edges(
     Returns:
         what `reducers.kernels.triton.bins.binned_by_edges` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
-    kernels = found(BINS, x)
-    if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, len(bounds) + 2, state):
+    room = found(BINS, x)
+    if not (room or _is_for_loop(x)) or not _counts_fit(x, axes, len(bounds) + 2, state):
         return None
-    if kernels is None:
+    if room is None:
         return looped_edges(x, axes, bounds, even, state or {})
-    return tried(BINS, x.device, kernels[0], x.resolve_neg(), axes, bounds, state)
+    return tried(BINS, x.device, room.binned_by_edges, x.resolve_neg(), axes, bounds, state)
 
 
 def device_bits(
@@ -66,31 +55,18 @@ def device_bits(
     Returns:
         what `reducers.kernels.triton.bins.binned_by_bits` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
-    kernels = found(BINS, x)
+    room = found(BINS, x)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
-    if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, bins, state, "min", "max", "nonfinite"):
+    if not (room or _is_for_loop(x)) or not _counts_fit(x, axes, bins, state, "min", "max", "nonfinite"):
         return None
-    if kernels is None:
+    if room is None:
         return looped_bits(x, axes, bits, exponents, state or {})
-    return tried(BINS, x.device, kernels[1], x.resolve_neg(), axes, bits, exponents, state)
+    return tried(BINS, x.device, room.binned_by_bits, x.resolve_neg(), axes, bits, exponents, state)
 
 
 def _is_for_loop(x: Tensor) -> bool:
     """Return whether the loop in C++ may count the bins of `x`, outside of graphs."""
     return x.dtype in ELEMENTS and can_read_values(x)
-
-
-@lru_cache(maxsize=1)
-def _triton_best() -> Kernel | None:
-    """The choice of the best elements by Triton."""
-    try:
-        from reducers.kernels.triton.best import best_elements
-    except ImportError:
-        return None
-    return best_elements
-
-
-BEST: Kernels[Kernel] = Kernels({"cuda": _triton_best}, "chooses the best elements")
 
 
 def device_best(
@@ -106,8 +82,8 @@ def device_best(
     Returns:
         what `reducers.kernels.triton.best.best_elements` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
-    kernel = found(BEST, x)
-    if kernel is None:
+    room = found(BEST, x)
+    if room is None:
         return None
     x, ids = x.resolve_neg().contiguous(), None if ids is None else ids.contiguous()
     view, axes = arranged(x)
@@ -120,7 +96,7 @@ def device_best(
         and all(value.is_contiguous() for value in state.values())
     ):
         return None
-    return tried(BEST, x.device, kernel, x, view, axes, k, largest, ids, state)
+    return tried(BEST, x.device, room.best_elements, x, view, axes, k, largest, ids, state)
 
 
 def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None, *others: str) -> bool:

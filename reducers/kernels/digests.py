@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.digest import DigestSlots, looped_digests
 from reducers.kernels.cpp.library import digest
-from reducers.kernels.failing import Kernels, found, tried
+from reducers.kernels.failing import Kernels, found, in_triton, tried
 from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, words_of
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
@@ -53,25 +53,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = 1 << 20  # bytes of a part that is copied because its elements are not neighbours: it stays in the cache
 
 
-class Hashing(NamedTuple):
-    """Kernels that hash bits, that join hashes to a state, and that let the hashes of observations wait in a table."""
-
-    hashed: Callable[..., Tensor | None]
-    absorbed: Callable[..., list[Tensor]]
-    table: Callable[..., WordTable | None]
-
-
-@lru_cache(maxsize=1)
-def _triton_digests() -> Hashing | None:
-    """The kernels in Triton; None without it."""
-    try:
-        from reducers.kernels.triton.digest import absorbed, digest_table, hashed
-    except ImportError:
-        return None
-    return Hashing(hashed, absorbed, digest_table)
-
-
-DIGESTS: Kernels[Hashing] = Kernels({"cuda": _triton_digests}, "hashes the bits of tensors")
+DIGESTS = Kernels({"cuda": in_triton("digest")}, "hashes the bits of tensors")
 
 
 def digests(xs: Tensor, part: TensorPart | None = None) -> list[int] | Tensor:
@@ -117,10 +99,10 @@ def absorbed(hashes: Tensor, state: Sequence[Tensor], factor: Sequence[int], pow
         factor: the base of the polynomial, two words.
         power: of it, for so many observations.
     """
-    kernels = found(DIGESTS, hashes)
-    if kernels is None:
+    room = found(DIGESTS, hashes)
+    if room is None:
         return None
-    entries: list[Tensor] | None = tried(DIGESTS, hashes.device, kernels.absorbed, hashes, state, factor, power)
+    entries: list[Tensor] | None = tried(DIGESTS, hashes.device, room.absorbed, hashes, state, factor, power)
     return entries
 
 
@@ -146,8 +128,8 @@ def digest_slots(x: Tensor) -> WordSlots | None:
 
 def digest_table(x: Tensor) -> WordTable | None:
     """Return what `digest_slots` does if the device has a kernel; it also writes hashes, two words, to any memory there."""
-    kernels = found(DIGESTS, x)
-    return None if kernels is None or not _is_whole(x) else _table_of(kernels.table, tuple(x.shape), x.dtype)
+    room = found(DIGESTS, x)
+    return None if room is None or not _is_whole(x) else _table_of(room.digest_table, tuple(x.shape), x.dtype)
 
 
 def loop_slots(x: Tensor) -> DigestSlots | None:
@@ -183,8 +165,8 @@ def _kinds(code: int, shape: tuple[int, ...]) -> list[int]:
 def _hashed(xs: Tensor, runs: Runs, kinds: list[int]) -> list[int] | Tensor:
     """Return the sums of what is added by tensors that are not complex, and of two numbers, their kinds; see `digests`."""
     nans = NANS.get(xs.dtype, _NONE)
-    kernels = found(DIGESTS, xs)
-    hashes: Tensor | None = None if kernels is None else tried(DIGESTS, xs.device, kernels.hashed, xs, runs, nans, kinds)
+    room = found(DIGESTS, xs)
+    hashes: Tensor | None = None if room is None else tried(DIGESTS, xs.device, room.hashed, xs, runs, nans, kinds)
     if hashes is not None:
         return hashes
     looped = _looped(xs, runs, nans, kinds) if xs.device.type == "cpu" else None

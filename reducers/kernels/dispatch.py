@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +12,7 @@ from reducers.kernels.columns import column_dtypes
 from reducers.kernels.cpp import library, loop_rows
 from reducers.kernels.cpp.sweeping import Asked, loop_plan
 from reducers.kernels.cpp.weighting import looped_weights
-from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
+from reducers.kernels.failing import Kernels, failures, found, has_failed, in_triton, tried
 from reducers.state import State
 
 __all__ = [
@@ -26,50 +25,17 @@ __all__ = [
     "weigh",
 ]
 
-Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
-
-
 _PLAIN = (Tensor, nn.Parameter)
 Merge: TypeAlias = "Callable[[State, State], State]"
 
 
-@lru_cache(maxsize=1)
-def _triton_sweep() -> Kernel | None:
-    """The sweep by Triton, which comes with PyTorch for GPUs; None if it is missing."""
-    try:
-        from reducers.kernels.triton.sweep import swept
-    except ImportError:
-        return None
-    return swept
-
-
-@lru_cache(maxsize=1)
-def _triton_rows() -> Any:
-    """The room of the sweep of many tensors at once; None if Triton is missing."""
-    try:
-        from reducers.kernels.triton import many
-    except ImportError:
-        return None
-    return many
-
-
-@lru_cache(maxsize=1)
-def _triton_weighted() -> Kernel | None:
-    """The kernel in Triton that adds weighted sums; None without Triton."""
-    try:
-        from reducers.kernels.triton.weigh import weighted_swept
-    except ImportError:
-        return None
-    return weighted_swept
-
-
-SWEEPS: Kernels[Kernel] = Kernels({"cuda": _triton_sweep}, "computes the statistics of a tensor")
-ROWS: Kernels[Any] = Kernels(
-    {"cuda": _triton_rows, "cpu": lambda: loop_rows},
+SWEEPS = Kernels({"cuda": in_triton("sweep")}, "computes the statistics of a tensor")
+ROWS = Kernels(
+    {"cuda": in_triton("many"), "cpu": lambda: loop_rows},
     "computes the statistics of many tensors at once",
     "each tensor is reduced by itself, which takes longer",
 )
-WEIGHTED: Kernels[Kernel] = Kernels({"cuda": _triton_weighted}, "computes weighted statistics")
+WEIGHTED = Kernels({"cuda": in_triton("weigh")}, "computes weighted statistics")
 
 
 def troubles() -> tuple[str, ...]:
@@ -97,10 +63,10 @@ def sweep(
     if not asked[0] or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
     x = x.resolve_neg()
-    if x.device.type in SWEEPS and (kernel := found(SWEEPS, x)) is not None:
+    if x.device.type in SWEEPS and (room := found(SWEEPS, x)) is not None:
         dtype, columns = x.dtype if mask is None or x.is_floating_point() else torch.float64, dict(asked[0])
         before = state if fits(x, axes, columns, state, dtype) else {}
-        swept = tried(SWEEPS, x.device, kernel, x, axes, columns, asked[1], before, *(() if mask is None else (mask,)))
+        swept = tried(SWEEPS, x.device, room.swept, x, axes, columns, asked[1], before, *(() if mask is None else (mask,)))
         return swept if before is state or swept is None or merge is None else merge(state, swept)
     if x.device.type != "cpu" or type(x) not in _PLAIN:
         return None
@@ -143,10 +109,10 @@ def weigh(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str,
     """
     if not columns or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    kernel = found(WEIGHTED, x)
+    room = found(WEIGHTED, x)
     before = state if fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64) else {}
     observed = (x.resolve_neg(), weights.resolve_neg(), axes, columns, before)
-    swept = looped_weights(*observed) if kernel is None else tried(WEIGHTED, x.device, kernel, *observed)
+    swept = looped_weights(*observed) if room is None else tried(WEIGHTED, x.device, room.weighted_swept, *observed)
     return swept if before is state or swept is None else merge(state, swept)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,23 +15,22 @@ from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
 from reducers.kernels.precision import has_memory
 
-__all__ = ["Kernels", "failures", "found", "given_up", "has_failed", "is_out_of_memory", "tried"]
+__all__ = ["Kernels", "failures", "found", "given_up", "has_failed", "in_triton", "is_out_of_memory", "tried"]
 
-Found = TypeVar("Found")
 Tried = TypeVar("Tried")
 
 PLAIN = "PyTorch's own operations do it, which takes longer"
 
 
-class Kernels(dict[str, "Callable[[], Found | None]"]):
-    """The kernels for one purpose, by type of device: functions that return them, or None if there are none after all.
+class Kernels(dict[str, Callable[[], Any]]):
+    """The kernels for one purpose, by type of device: functions that return a module of them, or None if there is none after all.
 
     Attributes:
         purpose: what the kernel does, as a user reads it: "the kernel that ...".
         instead: what is done on a device on which it failed.
     """
 
-    def __init__(self, kernels: Mapping[str, Callable[[], Found | None]], purpose: str, instead: str = PLAIN) -> None:
+    def __init__(self, kernels: Mapping[str, Callable[[], Any]], purpose: str, instead: str = PLAIN) -> None:
         super().__init__(kernels)
         self.purpose, self.instead = purpose, instead
 
@@ -47,7 +48,20 @@ _failed: list[Failure] = []
 _failing = new_lock()
 
 
-def found(kernels: Kernels[Found], x: Tensor) -> Found | None:
+def in_triton(name: str) -> Callable[[], Any]:
+    """Return what finds a module of `reducers.kernels.triton`; None without Triton, which comes with PyTorch for GPUs."""
+
+    @cache
+    def find() -> Any:
+        try:
+            return import_module(f"reducers.kernels.triton.{name}")
+        except ImportError:
+            return None
+
+    return find
+
+
+def found(kernels: Kernels, x: Tensor) -> Any:
     """Return the kernels for a tensor; None if its device has none or they have failed there, or a graph is being compiled.
 
     A tensor of another class, such as a fake one, may have no memory that a kernel could read: there are none for it.
@@ -58,7 +72,7 @@ def found(kernels: Kernels[Found], x: Tensor) -> Found | None:
     return find()
 
 
-def tried(kernels: Kernels[Any], device: torch.device, kernel: Callable[..., Tried | None], *arguments: object) -> Tried | None:
+def tried(kernels: Kernels, device: torch.device, kernel: Callable[..., Tried | None], *arguments: object) -> Tried | None:
     """Return what a kernel returns; None if it fails, such as without a C compiler: then it is not used on this device any more.
 
     If a tensor has no memory that a kernel could read, this says nothing of the kernel.
@@ -77,7 +91,7 @@ def tried(kernels: Kernels[Any], device: torch.device, kernel: Callable[..., Tri
         return None
 
 
-def _give_up(kernels: Kernels[Any], device: torch.device, error: Exception) -> None:
+def _give_up(kernels: Kernels, device: torch.device, error: Exception) -> None:
     """Use these kernels on this device no more, with one warning. A compiler that was interrupted is tried again."""
     if isinstance(error, InterruptedError) or (isinstance(error, subprocess.CalledProcessError) and error.returncode < 0):
         return
@@ -93,12 +107,12 @@ def _give_up(kernels: Kernels[Any], device: torch.device, error: Exception) -> N
     warn_user(message, RuntimeWarning)
 
 
-def given_up(kernels: Kernels[Any], device: torch.device) -> bool:
+def given_up(kernels: Kernels, device: torch.device) -> bool:
     """Return whether these kernels have failed on this device."""
     return bool(_failed) and any(failure.purpose == kernels.purpose and failure.device == device for failure in _failed)
 
 
-def has_failed(kernels: Kernels[Any], device: str) -> bool:
+def has_failed(kernels: Kernels, device: str) -> bool:
     """Return whether these kernels have failed on a device of this type."""
     return any(failure.purpose == kernels.purpose and failure.device.type == device for failure in _failed)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch.nn.functional import pad
 
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.sketch import looped_sketches
-from reducers.kernels.failing import Kernels, found, tried
+from reducers.kernels.failing import Kernels, found, in_triton, tried
 from reducers.kernels.hashing import mix, shift_right
 from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import real
@@ -39,24 +38,7 @@ _GROUP = 64  # neighbouring buckets; of a block, the signs of what they are adde
 _NOTHING = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
 
 
-class Sketching(NamedTuple):
-    """Kernels that add with random signs, and that write what they find in observations to memory that is there."""
-
-    sketched: Callable[..., tuple[Tensor, Tensor] | None]
-    table: Callable[..., KernelWriter | None]
-
-
-@lru_cache(maxsize=1)
-def _triton_sketches() -> Sketching | None:
-    """The kernels in Triton; None without it."""
-    try:
-        from reducers.kernels.triton.sketch import sketch_table, sketched
-    except ImportError:
-        return None
-    return Sketching(sketched, sketch_table)
-
-
-SKETCHES: Kernels[Sketching] = Kernels({"cuda": _triton_sketches}, "adds elements with random signs")
+SKETCHES = Kernels({"cuda": in_triton("sketch")}, "adds elements with random signs")
 
 
 def sketched(xs: Tensor, buckets: int, part: TensorPart | None = None) -> tuple[Tensor, Tensor]:
@@ -85,8 +67,8 @@ def sketch_writer(x: Tensor, buckets: int) -> KernelWriter | None:
 
     None if its device has no kernel for them.
     """
-    kernels = found(SKETCHES, x)
-    return None if kernels is None else _writer(kernels.table, tuple(x.shape), x.dtype, buckets)
+    room = found(SKETCHES, x)
+    return None if room is None else _writer(room.sketch_table, tuple(x.shape), x.dtype, buckets)
 
 
 @lru_cache(maxsize=1024)
@@ -114,8 +96,11 @@ def _(xs: Tensor, buckets: int, shape: Sequence[int], start: Sequence[int]) -> t
 
 def _sketched(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tensor]:
     """Return sums and facts of tensors that are not complex; see `sketched`."""
-    kernels = found(SKETCHES, xs) if xs.numel() else None
-    if kernels is not None and (swept := tried(SKETCHES, xs.device, kernels.sketched, xs.resolve_neg(), buckets, runs)) is not None:
+    room = found(SKETCHES, xs) if xs.numel() else None
+    swept: tuple[Tensor, Tensor] | None = None
+    if room is not None:
+        swept = tried(SKETCHES, xs.device, room.sketched, xs.resolve_neg(), buckets, runs)
+    if swept is not None:
         return swept
     looped = looped_sketches(xs, buckets, runs)
     if looped is not None:

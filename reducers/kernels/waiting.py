@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from reducers.kernels import dispatch
-from reducers.kernels.cpp.loop_slots import slots_for
-from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
+from reducers.kernels.cpp import loop_slots
+from reducers.kernels.failing import Kernels, found, given_up, in_triton, is_out_of_memory, tried
 from reducers.state import State
 
 __all__ = [
@@ -89,17 +89,8 @@ class WordTable(WordSlots, KernelWriter, Protocol):
     """Slots that hold hashes, and what writes a hash to other memory, too."""
 
 
-def _triton_slots() -> Callable[..., ColumnSlots | None] | None:
-    """The slots of Triton's sweep; None if it is missing."""
-    if dispatch._triton_sweep() is None:
-        return None
-    from reducers.kernels.triton import gpu_slots
-
-    return gpu_slots.slots_for
-
-
-SLOTS: Kernels[Callable[..., ColumnSlots | None]] = Kernels(
-    {"cuda": _triton_slots, "cpu": lambda: slots_for},
+SLOTS = Kernels(
+    {"cuda": in_triton("gpu_slots"), "cpu": lambda: loop_slots},
     "keeps observations in slots",
     "each observation is joined to its state at once, which takes longer",
 )
@@ -107,8 +98,8 @@ SLOTS: Kernels[Callable[..., ColumnSlots | None]] = Kernels(
 
 def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> ColumnSlots | None:
     """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `sweep` of `dispatch.py`."""
-    find = found(SLOTS, x) if columns else None
-    return None if find is None else find(x, axes, columns, threshold)
+    room = found(SLOTS, x) if columns else None
+    return None if room is None else room.slots_for(x, axes, columns, threshold)
 
 
 def joinable(slots: ColumnSlots, state: State) -> bool:

@@ -37,7 +37,7 @@ def on_cpu(fresh_compiler: None, without_loops: None, monkeypatch: pytest.Monkey
     failed: list[Exception] = []
     monkeypatch.setattr(lanes, "_LANES", 4)  # the interpreter computes whole tiles
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
+    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch.SWEEPS["cuda"])
     yield
     assert failed == []
 

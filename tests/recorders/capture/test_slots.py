@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import laws
@@ -63,7 +64,7 @@ def calls(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     Copies.calls = {"written": 0, "joined": 0}
     failed: list[Exception] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
-    monkeypatch.setitem(waiting.SLOTS, "cpu", lambda: Copies)
+    monkeypatch.setitem(waiting.SLOTS, "cpu", lambda: SimpleNamespace(slots_for=Copies))
     monkeypatch.delitem(codecs.PARTIAL_ON, "cpu")
     monkeypatch.setattr(codecs.Room, "first", lambda self, rows: rows)
     return Copies.calls

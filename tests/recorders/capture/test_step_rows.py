@@ -38,7 +38,7 @@ def launched(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
 
     failed: list[Exception] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
-    monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch._triton_rows)
+    monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch.ROWS["cuda"])
     monkeypatch.setattr(many, "swept_rows", noted)
     yield given
     assert failed == []

@@ -36,8 +36,8 @@ def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_EACH", 4)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 2)
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
-    monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
+    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch.SWEEPS["cuda"])
+    monkeypatch.setitem(waiting.SLOTS, "cpu", waiting.SLOTS["cuda"])
     monkeypatch.setattr(codecs.Copies, "largest", 8)
     for room in (codecs.PARTIAL, *codecs.PARTIAL_ON.values()):
         monkeypatch.setattr(room, "most", 3)

@@ -18,7 +18,7 @@ from reducers.kernels import counting, digests, dispatch, failing, sketches, wai
 from reducers.kernels.cpp.loop_slots import LoopSlots
 from reducers.kernels.failing import Kernels, failures, found, given_up, tried
 
-ALL: dict[str, Kernels[Any]] = {
+ALL: dict[str, Kernels] = {
     "sweep": dispatch.SWEEPS,
     "rows": dispatch.ROWS,
     "weighted": dispatch.WEIGHTED,

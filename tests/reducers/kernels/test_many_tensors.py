@@ -273,7 +273,7 @@ def test_an_interrupt_while_addresses_are_sent_leaves_none_that_are_old(monkeypa
 
 def test_a_reducer_made_of_several_sweeps_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
-    monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch._triton_rows)
+    monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch.ROWS["cuda"])
     reducer = Product(norm=Norm(), more=Product(moments=Moments(order=4), summary=Summary())).postmap(lambda result: result)
     xs: list[Tensor | None] = [drawn("offset", size) for size in (3, 400)]
     assert xs[0] is not None
@@ -294,7 +294,7 @@ def test_a_reducer_made_of_several_sweeps_each_of_them(monkeypatch: pytest.Monke
 def test_what_has_no_kernel_is_left_to_others(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     assert swept_dtypes(Norm(), torch.ones(3)) is None  # on a CPU
-    monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch._triton_rows)
+    monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch.ROWS["cuda"])
     assert swept_dtypes(Norm(), torch.ones(3)) is not None
     assert swept_dtypes(Norm(p=3), torch.ones(3)) is None
     assert swept_dtypes(Norm(), torch.ones(3, dtype=torch.complex64)) is None

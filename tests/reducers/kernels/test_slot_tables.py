@@ -40,8 +40,8 @@ def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_EACH", 8)
     monkeypatch.setattr(tiling, "_MAX_PARTS", 4)
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
-    monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
+    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch.SWEEPS["cuda"])
+    monkeypatch.setitem(waiting.SLOTS, "cpu", waiting.SLOTS["cuda"])
 
 
 def drawn(kind: str, seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

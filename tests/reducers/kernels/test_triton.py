@@ -9,6 +9,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import laws
@@ -22,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from reducers import Activity, Max, Mean, Min, Moments, Norm, Statistic, Sum, Summary
 from reducers.kernels import dispatch
-from reducers.kernels.triton import lanes, tiling
+from reducers.kernels.triton import lanes, sweep, tiling
 from reducers.kernels.triton.arguments import DTYPES, takes_columns
 from reducers.kernels.triton.join import join_partials
 from reducers.kernels.triton.sweep import new_partials, sweep_into, swept
@@ -47,7 +48,7 @@ def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     """Reducers take the kernels for CPU tensors."""
     failed: list[Exception] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
+    monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch.SWEEPS["cuda"])
     yield
     assert failed == []
 
@@ -320,14 +321,13 @@ def observations(case: Case, dtype: torch.dtype) -> list[Tensor]:
 def taken(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the kernels were asked for, and found; laws are held to their precision."""
     calls: list[Any] = []
-    kernel = dispatch._triton_sweep()
-    assert kernel is not None
+    kernel = sweep.swept
 
     def counted(*args: Any) -> Any:
         calls.append(found := kernel(*args))
         return found
 
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", lambda: counted)
+    monkeypatch.setattr(sweep, "swept", counted)
     monkeypatch.setattr(laws, "close", partial(laws.close, rtol=1e-6, atol=1e-6))
     return calls
 
@@ -365,7 +365,7 @@ def test_a_kernel_that_cannot_be_compiled_is_named_once(monkeypatch: pytest.Monk
     def broken(*_: Any) -> Any:
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
 
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", lambda: broken)
+    monkeypatch.setitem(dispatch.SWEEPS, "cpu", lambda: SimpleNamespace(swept=broken))
     with pytest.warns(RuntimeWarning, match="failed on .*, which takes longer: RuntimeError: Failed to find C compiler"):
         state = Mean().update({}, torch.ones(3))
     assert Mean().update(state, torch.ones(3))["sum"].item() == 6

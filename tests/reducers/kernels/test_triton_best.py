@@ -46,8 +46,7 @@ def taken() -> Iterator[list[Any]]:
     """What the kernels returned for CPU tensors."""
     calls: list[Any] = []
     failed: list[Exception] = []
-    kernel = counting._triton_best()
-    assert kernel is not None
+    kernel = best.best_elements
 
     def counted(*args: Any) -> Any:
         calls.append(found := kernel(*args))
@@ -55,7 +54,8 @@ def taken() -> Iterator[list[Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reducers.kernels.failing._failed", failed)
-        patch.setitem(counting.BEST, "cpu", lambda: counted)
+        patch.setitem(counting.BEST, "cpu", counting.BEST["cuda"])
+        patch.setattr(best, "best_elements", counted)
         yield calls
     assert failed == []
 

@@ -67,8 +67,9 @@ def taken() -> Iterator[list[Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reducers.kernels.failing._failed", failed)
-        patch.setitem(digests.DIGESTS, "cpu", lambda: digests.Hashing(counted(digest.hashed), digest.absorbed, digest.digest_table))
-        patch.setitem(sketches.SKETCHES, "cpu", lambda: sketches.Sketching(counted(sketch.sketched), sketch.sketch_table))
+        for kernels, room, name in ((digests.DIGESTS, digest, "hashed"), (sketches.SKETCHES, sketch, "sketched")):
+            patch.setitem(kernels, "cpu", kernels["cuda"])
+            patch.setattr(room, name, counted(getattr(room, name)))
         yield calls
     assert failed == []
 

@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from reducers import Activity, Extremes, Masked, Mean, Moments, Norm, Reducer, Summary, WeightedMean, WeightedMoments
 from reducers.kernels import dispatch
-from reducers.kernels.triton import lanes, tiling
+from reducers.kernels.triton import lanes, sweep, tiling, weigh
 from reducers.kernels.triton.sweep import swept
 from reducers.kernels.triton.weigh import weighted_swept
 
@@ -45,17 +45,16 @@ def taken(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     calls: list[Any] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
 
-    def counted(find: Any) -> Any:
-        kernel = find()
-
+    def counted(kernel: Any) -> Any:
         def call(*args: Any) -> Any:
             calls.append(found := kernel(*args))
             return found
 
-        return lambda: call
+        return call
 
-    monkeypatch.setitem(dispatch.SWEEPS, "cpu", counted(dispatch._triton_sweep))
-    monkeypatch.setitem(dispatch.WEIGHTED, "cpu", counted(dispatch._triton_weighted))
+    for kernels, room, name in ((dispatch.SWEEPS, sweep, "swept"), (dispatch.WEIGHTED, weigh, "weighted_swept")):
+        monkeypatch.setitem(kernels, "cpu", kernels["cuda"])
+        monkeypatch.setattr(room, name, counted(getattr(room, name)))
     yield calls
     assert failed == []
     assert None not in calls
