@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.cpp.digest import DigestSlots, looped_digests
-from reducers.kernels.cpp.library import digest
+from reducers.kernels.cpp.library import loop_for
 from reducers.kernels.failing import Kernels, found, in_triton, tried
 from reducers.kernels.hashing import GOLDEN, SECOND, mix, mixed, shift_right, words_of
 from reducers.kernels.parts import Runs, TensorPart, runs_of
@@ -149,7 +149,7 @@ def _table_of(make: Callable[..., WordTable | None], shape: tuple[int, ...], dty
 
 @lru_cache(maxsize=1024)
 def _loop_slots(shape: tuple[int, ...], dtype: torch.dtype) -> DigestSlots | None:
-    function, like = digest() if sys.byteorder == "little" else None, torch.empty(shape, dtype=dtype, device="meta")
+    function, like = loop_for("digest") if sys.byteorder == "little" else None, torch.empty(shape, dtype=dtype, device="meta")
     return function and DigestSlots(like, NANS.get(dtype, _NONE), _kinds(_CODES[dtype], shape), function)
 
 

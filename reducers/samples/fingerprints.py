@@ -15,7 +15,7 @@ from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
 from reducers.errors import ArgumentError, StateError
 from reducers.kernels.cpp.digest import DigestSlots
-from reducers.kernels.cpp.library import ELEMENTS, sketch_for
+from reducers.kernels.cpp.library import ELEMENTS, loop_for
 from reducers.kernels.cpp.sketch import SketchWriter
 from reducers.kernels.digests import digest_table, digest_words, loop_slots
 from reducers.kernels.parts import TensorPart
@@ -98,7 +98,7 @@ class Fingerprints(Reducer):
         digests, sketches = digest_table(x), sketch_writer(x, self.k)
         if digests is not None and sketches is not None:
             return FingerprintTable(digests.like, eps_of(x), self.k, digests, sketches)
-        hashes, function = loop_slots(x), sketch_for(ELEMENTS[x.dtype]) if x.dtype in ELEMENTS else None
+        hashes, function = loop_slots(x), loop_for("sketch", ELEMENTS[x.dtype]) if x.dtype in ELEMENTS else None
         if hashes is None or function is None:
             return None
         return LoopFingerprints(hashes.like, eps_of(x), self.k, hashes, SketchWriter(hashes.like, self.k, function))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.columns import BINNED
-from reducers.kernels.cpp.library import ELEMENTS, binned_for
+from reducers.kernels.cpp.library import ELEMENTS, loop_for
 from reducers.kernels.cpp.task import Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
@@ -89,7 +89,7 @@ def _counted(x: Tensor, axes: tuple[int, ...], way: str, bins: _Bins, state: Sta
     if elements is None or x.device.type != "cpu" or type(x) not in _PLAIN or bins.number > _MOST_BINS:
         return None
     task = _task(tuple(x.shape), x.stride(), axes)
-    function = None if task is None else binned_for(way, elements)
+    function = None if task is None else loop_for("binned", elements, way)
     if task is None or function is None:
         return None
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]

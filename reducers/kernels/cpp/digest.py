@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.cpp.library import digest
+from reducers.kernels.cpp.library import loop_for
 from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
@@ -49,7 +49,7 @@ def looped_digests(x: Tensor, rows: int, runs: Runs, nans: Sequence[int], kinds:
     Returns:
         from 0 to below 2**64; None if there is no loop, or `x` is not in memory that may be read here.
     """
-    function = digest() if can_read_values(x) and sys.byteorder == "little" else None
+    function = loop_for("digest") if can_read_values(x) and sys.byteorder == "little" else None
     if function is None:
         return None
     results, size = (ctypes.c_uint64 * (2 * rows))(), x.dtype.itemsize

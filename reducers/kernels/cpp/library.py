@@ -19,17 +19,12 @@ from reducers.kernels.cpp.task import Task
 __all__ = [
     "ELEMENTS",
     "WEIGHTS",
-    "binned_for",
-    "digest",
     "in_order",
     "join",
     "library",
+    "loop_for",
     "opened",
-    "rows_for",
-    "sketch_for",
     "state",
-    "sweep_for",
-    "weighted_for",
 ]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
@@ -110,40 +105,23 @@ def _share_threads(found: ctypes.CDLL) -> None:
 
 
 @cache
-def sweep_for(statistics: int, elements: str) -> Any:
-    """Return the loop that adds these statistics up; None if there is none.
+def loop_for(name: str, elements: str = "", asked: int | str | None = None) -> Any:
+    """Return a loop; None if there is none.
 
     Args:
-        statistics: the sum of bits of `enum What` in `accumulate.h`.
-        elements: one of the values of `ELEMENTS`.
+        name: "sweep", or "rows" for many tensors, each into a row; "weighted", "binned", "sketch"; or "digest", for all dtypes.
+        elements: one of the values of `ELEMENTS`; or "Float64", of "sketch".
+        asked: of "sweep" and "rows" the sum of bits of `enum What` in `accumulate.h`; of "weighted" one of the values of `WEIGHTS`;
+            of "binned" the name of one of the structs in the source that find bins.
     """
-    return _function("sweep", elements, ctypes.c_int64(statistics))
-
-
-@cache
-def rows_for(statistics: int, elements: str) -> Any:
-    """Return the loop that reads many tensors, each into a row; None if there is none. The arguments are those of `sweep_for`."""
-    return _function("rows", elements, ctypes.c_int64(statistics))
-
-
-@cache
-def weighted_for(elements: str, weights: str) -> Any:
-    """Return the loop for weighted statistics; None if there is none.
-
-    Args:
-        weights: one of the values of `WEIGHTS`.
-    """
-    return _function("weighted", elements, weights.encode())
-
-
-@cache
-def binned_for(way: str, elements: str) -> Any:
-    """Return the loop for counts in bins; None if there is none.
-
-    Args:
-        way: the name of one of the structs in the source that find bins.
-    """
-    return _function("binned", elements, way.encode())
+    found = library()
+    if found is None:
+        return None
+    find = getattr(found, f"reducers_{name}_{elements}".rstrip("_"))
+    find.restype = ctypes.c_void_p
+    given = ctypes.c_int64(asked) if isinstance(asked, int) else asked and asked.encode()
+    address = find() if given is None else find(given)
+    return None if address is None else _SWEEP(address)
 
 
 @cache
@@ -155,29 +133,3 @@ def join() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.reducers_join.argtypes = [pointer, pointer, number, pointer, number, number]
     return found.reducers_join
-
-
-@cache
-def digest() -> Any:
-    """Return the loop that hashes the bits of tensors; None if there is none."""
-    return _function("digest")
-
-
-@cache
-def sketch_for(elements: str) -> Any:
-    """Return the loop that adds elements with random signs; None if there is none.
-
-    Args:
-        elements: one of the values of `ELEMENTS`, or "Float64".
-    """
-    return _function("sketch", elements)
-
-
-def _function(name: str, elements: str = "", *asked: Any) -> Any:
-    found = library()
-    if found is None:
-        return None
-    find = getattr(found, f"reducers_{name}_{elements}".rstrip("_"))
-    find.restype = ctypes.c_void_p
-    address = find(*asked)
-    return None if address is None else _SWEEP(address)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.axes import fills_memory
-from reducers.kernels.cpp.library import ELEMENTS, rows_for
+from reducers.kernels.cpp.library import ELEMENTS, loop_for
 from reducers.kernels.cpp.sweeping import LoopCall, call_for, needed_of, task_for
 from reducers.kernels.cpp.task import Task
 from reducers.kernels.cpp.threads import in_threads
@@ -88,7 +88,7 @@ def _swept(dtype: torch.dtype, tables: RowTables, columns: Mapping[str, str], th
     for place, value in zip(call.places if old else (), old, strict=True):
         task.before[place] = value.data_ptr()
     function, told = (
-        rows_for(needed, ELEMENTS[dtype]),
+        loop_for("rows", ELEMENTS[dtype], needed),
         _Rows(task, ctypes.addressof(tables.addresses), ctypes.addressof(tables.sizes)),
     )
     size = sum(tables.lengths) * dtype.itemsize

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.cpp.library import ELEMENTS, sketch_for
+from reducers.kernels.cpp.library import ELEMENTS, loop_for
 from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
@@ -44,7 +44,7 @@ def looped_sketches(xs: Tensor, buckets: int, runs: Runs) -> tuple[Tensor, Tenso
         sums, float64 [rows, buckets], and facts, float64 [rows, 5]. None if there is no loop, `xs` is not in memory that may be
         read here, or there is no memory for the sums.
     """
-    function = sketch_for(ELEMENTS.get(xs.dtype, "Float64")) if can_read_values(xs) else None
+    function = loop_for("sketch", ELEMENTS.get(xs.dtype, "Float64")) if can_read_values(xs) else None
     if function is None:
         return None
     xs, rows = xs.resolve_neg(), xs.shape[0]
@@ -59,7 +59,7 @@ class SketchWriter:
 
     Args:
         like: a tensor of this shape and dtype, on any device; its dtype is one of `ELEMENTS`.
-        function: what `sketch_for` returns for it.
+        function: what `loop_for` returns for it.
     """
 
     def __init__(self, like: Tensor, buckets: int, function: Any) -> None:

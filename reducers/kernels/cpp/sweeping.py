@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reducers.kernels.chunks import BIG
 from reducers.kernels.columns import COLUMNS, Needs, column_dtypes, joinable, needs_of
-from reducers.kernels.cpp.library import ELEMENTS, sweep_for
+from reducers.kernels.cpp.library import ELEMENTS, loop_for
 from reducers.kernels.cpp.task import KINDS, LEAST_RUN, RESULTS, Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.precision import float32_threshold
@@ -160,7 +160,7 @@ def call_for(
     if mask_strides is not None and needed is not None and needed & Needs.SQUARES:
         needed |= Needs.SUM  # the centre is not 0 then
     task = None if elements is None or needed is None else task_of(shape, strides, axes, mask_strides, least)
-    function = None if task is None or elements is None or needed is None else sweep_for(needed, elements)
+    function = None if task is None or elements is None or needed is None else loop_for("sweep", elements, needed)
     if task is None or function is None:
         return None
     task.about_zero = not any(COLUMNS[name].power for name in names)
@@ -183,7 +183,7 @@ def _results_of(names: tuple[str, ...], dtype: torch.dtype) -> tuple[Any, ...]:
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
     """Return whether the loop computes these columns of tensors of a dtype, and there is a compiler for it."""
     elements, needed = ELEMENTS.get(dtype), needed_of(names)
-    return elements is not None and needed is not None and sweep_for(needed, elements) is not None
+    return elements is not None and needed is not None and loop_for("sweep", elements, needed) is not None
 
 
 @lru_cache(maxsize=256)

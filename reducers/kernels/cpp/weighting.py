@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
 from reducers.kernels.columns import WEIGHTED, column_dtypes
-from reducers.kernels.cpp.library import ELEMENTS, WEIGHTS, weighted_for
+from reducers.kernels.cpp.library import ELEMENTS, WEIGHTS, loop_for
 from reducers.kernels.cpp.task import KINDS, LEAST_RUN, Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
@@ -44,7 +44,7 @@ def looped_weights(
     task = _task(tuple(x.shape), x.stride(), weights.stride(), axes)
     elements, kind = ELEMENTS.get(x.dtype), WEIGHTS.get(weights.dtype)
     big = x.numel() >= BIG  # smaller ones are reduced in float64 without the loop
-    function = None if elements is None or kind is None or (task is None and not big) else weighted_for(elements, kind)
+    function = None if elements is None or kind is None or (task is None and not big) else loop_for("weighted", elements, kind)
     if function is None:
         return None
     if task is None:

@@ -12,9 +12,9 @@ from profiled import our_calls_of
 
 from reducers import Activity, Mean, Summary, WeightedMean
 from reducers.kernels import dispatch
-from reducers.kernels.cpp.library import sweep_for
+from reducers.kernels.cpp.library import loop_for
 
-WITH_LOOPS = pytest.mark.skipif(sweep_for(1, "Float32") is None, reason="the loops were not built")
+WITH_LOOPS = pytest.mark.skipif(loop_for("sweep", "Float32", 1) is None, reason="the loops were not built")
 
 
 def calls_of_a_warm_update(x: torch.Tensor) -> int:

@@ -86,7 +86,7 @@ def test_every_sum_that_is_asked_for_has_a_loop() -> None:
     for statistics in asked:
         counts_magnitudes, counts_others = statistics & 16, statistics & (1 | 2 | 32)  # no reducer asks for both
         for elements in library.ELEMENTS.values():
-            there = library.sweep_for(statistics, elements) is not None and library.rows_for(statistics, elements) is not None
+            there = all(library.loop_for(name, elements, statistics) is not None for name in ("sweep", "rows"))
             assert there or (counts_magnitudes and counts_others), statistics
 
 
@@ -168,8 +168,8 @@ def test_without_the_openmp_of_pytorch_one_thread_gives_the_same_bits(own: Path,
     monkeypatch.setattr(library, "cpu_library", none)
     alone, _ = loaded()
     monkeypatch.setattr(library, "library", lambda: alone)
-    swept = library.sweep_for.__wrapped__(15, "Float32")
-    monkeypatch.setattr("reducers.kernels.cpp.sweeping.sweep_for", lambda *_: swept)
+    swept = library.loop_for.__wrapped__("sweep", "Float32", 15)
+    monkeypatch.setattr("reducers.kernels.cpp.sweeping.loop_for", lambda *_: swept)
     sweeping.call_for.cache_clear()
     try:
         found = Summary().update({}, x)

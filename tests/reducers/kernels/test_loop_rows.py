@@ -170,6 +170,6 @@ def test_no_memory_for_the_loop_is_an_error_that_says_so(monkeypatch: pytest.Mon
 
 def test_without_a_compiler_there_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeping.call_for.cache_clear()
-    monkeypatch.setattr(sweeping, "sweep_for", lambda *_: None)
+    monkeypatch.setattr(sweeping, "loop_for", lambda *_: None)
     assert swept_dtypes(Norm(), drawn("normal", 20)) is None
     sweeping.call_for.cache_clear()

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from reducers import Activity, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Summary
 from reducers.core.statistic import Statistic
-from reducers.kernels.cpp.library import sweep_for
+from reducers.kernels.cpp.library import loop_for
 
 pytestmark = pytest.mark.usefixtures("with_and_without_a_compiler")
 
@@ -53,7 +53,7 @@ def regions(reducer: Reducer, x: Tensor) -> int:
 def test_25_mb_take_no_region_of_pytorch(
     shift: float, dtype: torch.dtype, reducer: Reducer, with_and_without_a_compiler: str
 ) -> None:
-    if with_and_without_a_compiler == "plain calls" or sweep_for(1, "Float32") is None:
+    if with_and_without_a_compiler == "plain calls" or loop_for("sweep", "Float32", 1) is None:
         pytest.skip("of the loop")
     x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0)).add_(shift).to(dtype)
     assert regions(reducer, x) == 0
@@ -66,7 +66,7 @@ def test_a_small_observation_takes_none() -> None:
 
 @pytest.mark.parametrize("reducer", [Mean(), Norm(), Moments(), Summary(), Quantile()], ids=lambda reducer: type(reducer).__name__)
 def test_bits_do_not_depend_on_the_number_of_threads(reducer: Reducer, with_and_without_a_compiler: str) -> None:
-    rtol = 1e-12 if with_and_without_a_compiler == "plain calls" or sweep_for(1, "Float32") is None else 0
+    rtol = 1e-12 if with_and_without_a_compiler == "plain calls" or loop_for("sweep", "Float32", 1) is None else 0
     x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
     try:
@@ -101,7 +101,7 @@ def test_counts_of_buckets_are_those_of_few_elements_each(
 def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
     reducer: Callable[[str], Statistic], pattern: str, with_and_without_a_compiler: str
 ) -> None:
-    if with_and_without_a_compiler == "plain calls" or sweep_for(1, "Float32") is None:
+    if with_and_without_a_compiler == "plain calls" or loop_for("sweep", "Float32", 1) is None:
         pytest.skip("of the loop")
     x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
     for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):
@@ -112,7 +112,7 @@ def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
     "reducer", [Quantile(), Histogram(bins=64, low=-4.0, high=4.0), Histogram(edges=(-1.0, 0.0, 1.0))], ids=repr
 )
 def test_the_loop_counts_bins_in_one_region_of_its_own(reducer: Statistic, with_and_without_a_compiler: str) -> None:
-    if with_and_without_a_compiler == "plain calls" or sweep_for(1, "Float32") is None:
+    if with_and_without_a_compiler == "plain calls" or loop_for("sweep", "Float32", 1) is None:
         pytest.skip("of the loop")
     x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
     for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):
