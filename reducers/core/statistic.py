@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_specimen
-from reducers.core.counted import NONFINITE, Counted, uncounted
+from reducers.core.counted import COUNTS, NONFINITE, uncounted
 from reducers.core.fields import columns_of, join_fields
 from reducers.core.inputs import observation
 from reducers.core.overrides import Shortcut
@@ -29,7 +29,7 @@ from reducers.kernels.masks import can_compact, compact
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
 from reducers.kernels.waiting import ColumnSlots, device_slots, joinable
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Statistic", "slot_columns"]
 
@@ -40,7 +40,7 @@ _NO_COLUMNS = property(lambda self: {})
 
 
 @dataclass(frozen=True)
-class Statistic(Counted):
+class Statistic(Reducer):
     """Base class of reducers over the axes of one tensor. Subclasses declare `fields`, and implement only `lift` and `read`.
 
     The number of elements that are NaN or infinite is counted beside what `lift` returns, as `nonfinite` of the state; `join` and
@@ -53,6 +53,9 @@ class Statistic(Counted):
     """
 
     pattern: str = "... ->"
+
+    counts_nonfinite: ClassVar[bool] = True
+    """Whether the state has `nonfinite`, int64 in the shape of the kept axes. False if the result shows what is not finite."""
 
     fixed_shape: ClassVar[bool] = True
     """Whether all states have the same shapes; then `merge` rejects different shapes instead of broadcasting them."""
@@ -140,6 +143,25 @@ class Statistic(Counted):
         if not self.fields:
             raise ReducerTypeError(f"{type(self).__name__} has nothing to join states by: declare `fields`, or implement `join`")
         return join_fields(self.fields, a, b)
+
+    def lifted(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        """Return `lift`, with the number of elements that are not finite."""
+        state = self.lift(x, axes)
+        if NONFINITE in state or not self.counts_nonfinite:
+            return state
+        return {**state, NONFINITE: count_nonfinite(x, axes)}
+
+    def lifted_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        """Return `lift_masked`, in which what the mask excludes may count as not finite, with the right number."""
+        state = self.lift_masked(x, mask, axes)
+        return {**state, NONFINITE: count_nonfinite(x, axes, mask)} if self.counts_nonfinite else state
+
+    def joined(self, a: State, b: State) -> State:
+        """Return `join`, with the sum of the numbers."""
+        if NONFINITE not in a or not self.counts_nonfinite:
+            return self.join(a, b)
+        joined = {**self.join(uncounted(a), uncounted(b)), NONFINITE: a[NONFINITE] + b[NONFINITE]}
+        return {key: joined[key] for key in a} if joined.keys() == a.keys() else joined
 
     @abstractmethod
     def read(self, state: State) -> Result:
@@ -273,6 +295,13 @@ class Statistic(Counted):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return copy_aliased(self.read(uncounted(state) if self.counts_nonfinite else state), state)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        if NONFINITE not in state:
+            return None
+        number = state[NONFINITE].sum()
+        finite = self.fields.get("count") == COUNTS["count"]
+        return Nonfinite(number, state["count"].sum() + number if finite else None)
 
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         *(shortcut for shortcut in Reducer.shortcuts if shortcut.name not in ("update_masked", "lift_each", "slots_for")),
