@@ -22,21 +22,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = [
-    "MissingInTorchError",
-    "constant_in_graphs",
-    "cpu_library",
-    "declare",
-    "declared",
-    "dynamo_is_imported",
-    "in_graphs",
-    "missing",
-    "or_else",
-    "reach",
-    "tell_dynamo",
-    "when_dynamo_is_imported",
-]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _declared: dict[str, str] = {}

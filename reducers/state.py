@@ -7,8 +7,6 @@ from typing import NamedTuple, TypeAlias, Union
 
 from torch import Tensor
 
-__all__ = ["Nonfinite", "Result", "State"]
-
 State: TypeAlias = dict[str, Tensor]
 """The stored tensors of a statistic, by name; `{}` is the empty state, the identity of `merge`."""
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from recorders.ring.ring import Pending
 from reducers import Collect, Reducer, State, StateMismatchError
 from reducers.execution.rows import RowSweep, swept_dtypes
-from reducers.execution.stacked import Kept, int_tensor, lift_stacked, row_parts
+from reducers.execution.cuts import int_tensor
+from reducers.execution.stacked import Kept, lift_stacked, row_parts
 from reducers.kernels.locks import new_lock
 
 LOCK = new_lock()  # shared by all monitors of parameters: their states change together

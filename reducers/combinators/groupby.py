@@ -17,8 +17,6 @@ from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.merging import stack
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["GroupBy"]
-
 
 @dataclass(frozen=True)
 class GroupBy(Reducer):

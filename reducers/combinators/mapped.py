@@ -16,8 +16,6 @@ from reducers.errors import ReducerTypeError
 from reducers.kernels.masks import as_bool
 from reducers.state import Result, State
 
-__all__ = ["Postmap", "Prefilter", "Premap"]
-
 
 @dataclass(frozen=True)
 class Premap(InputWrapper):

@@ -12,8 +12,6 @@ from reducers.core.states import to_device
 from reducers.kernels.masks import as_bool
 from reducers.state import State
 
-__all__ = ["Masked"]
-
 
 @dataclass(frozen=True)
 class Masked(InputWrapper):

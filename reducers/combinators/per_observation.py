@@ -21,8 +21,6 @@ from reducers.kernels.waiting import Slots
 from reducers.samples.collect import Collect
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["PerObservation"]
-
 _OF = "//"  # between the name of a result and a key of the state of what reduces it; no name of a result has it
 _COUNTS = ("nonfinite", "elements")  # of all observations: what `reducer` left out, and of how many, if it says so
 

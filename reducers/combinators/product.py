@@ -15,8 +15,6 @@ from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.kernels.parts import TensorPart
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["Product"]
-
 
 @dataclass(frozen=True, init=False, repr=False)
 class Product(Reducer):

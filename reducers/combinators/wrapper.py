@@ -11,8 +11,6 @@ from reducers.core.fields import Reduction
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["InputWrapper", "Wrapper"]
-
 
 @dataclass(frozen=True)
 class Wrapper(Reducer):

@@ -8,8 +8,6 @@ from typing import Any
 from reducers.core.patterns import CHANNELS
 from reducers.core.reducer import Reducer
 
-__all__ = ["has_channels", "with_channels"]
-
 
 def has_channels(reducer: Reducer) -> bool:
     """Return whether a pattern of `reducer`, or of a reducer inside it, is `"channels"`.

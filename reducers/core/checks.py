@@ -18,8 +18,6 @@ from torch import Tensor
 from reducers.errors import DTypeError, StateError
 from reducers.state import Result, State
 
-__all__ = ["MAX_RANK", "check_cost", "check_keys", "check_layout", "check_shape", "check_specimen"]
-
 MAX_RANK = 64
 """PyTorch's operations take no more axes, and `tolist` of 100,000 ends the process."""
 

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias, Union
 import torch
 from torch import Tensor
 
-__all__ = ["Constant", "as_constant", "constant_tensor", "is_number", "numbers"]
-
 Constant: TypeAlias = Union[float, complex, tuple["Constant", ...]]
 """A number, or nested tuples of numbers in the shape of a tensor."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from reducers.core.fields import Add, Field
 from reducers.state import Result, State
 
-__all__ = ["COUNTS", "NONFINITE", "nothing_to_nan", "uncounted"]
-
 NONFINITE = "nonfinite"  # a key of the state
 COUNTS: Mapping[str, Field] = {"count": Add("count"), NONFINITE: Add(NONFINITE)}
 """The fields of what `counts_of` returns: the numbers of finite and of other elements."""

@@ -14,8 +14,6 @@ from reducers.kernels.columns import COLUMNS, WEIGHTED
 from reducers.kernels.precision import aligned
 from reducers.state import State
 
-__all__ = ["Add", "Field", "Greatest", "Joined", "Least", "Reduction", "columns_of", "join_fields"]
-
 Reduction: TypeAlias = Literal["sum", "min", "max"]
 """How two tensors of one shape merge, element by element; the lowest and the highest of a number and NaN are NaN, those of an
 integer and a float are float64."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from reducers.errors import ArgumentError, ReducerTypeError, StateMismatchError
 from reducers.kernels.parts import TensorPart
 
-__all__ = ["align_input", "check_equally_often", "check_part", "checked_part", "observation", "observation_with"]
-
 _MOST = 1 << 59  # elements of a tensor: places in its memory are counted in int64
 
 

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["Shortcut", "switch_off"]
-
 
 class Shortcut(NamedTuple):
     """An attribute of a class that lets other methods be bypassed.

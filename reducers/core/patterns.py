@@ -13,8 +13,6 @@ from torch import Tensor
 from reducers._torch import constant_in_graphs
 from reducers.errors import PatternError
 
-__all__ = ["CHANNELS", "arrange", "arrange_all", "kept_axes", "moves_nothing", "rows", "sides", "validate", "validate_features"]
-
 CHANNELS = "channels"
 """Stands for the pattern that keeps the channels of a layer; who knows the layer puts it in place by `with_channels`."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from reducers.core.reducer import Reducer, registry
 from reducers.errors import RecipeError, ReducerError
 
-__all__ = ["from_recipe", "to_recipe"]
-
 _MAX_DEPTH = 64
 _MAX_BITS = 1000  # longer integers do not fit a float
 _PLAIN_TYPES = (str, int, float, bool, type(None))

@@ -19,8 +19,6 @@ from reducers.kernels.parts import TensorPart
 from reducers.kernels.waiting import Slots
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["MAX_SIZE", "Reducer", "check_reducer", "check_size", "register_combinator", "registry"]
-
 MAX_SIZE = 2**31 - 1
 """The largest number of bins, slots or groups that a field may ask for."""
 

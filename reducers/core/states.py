@@ -10,19 +10,6 @@ from torch import Tensor
 from reducers.errors import EmptyStateError, StateMismatchError
 from reducers.state import Nonfinite, Result, State
 
-__all__ = [
-    "check_states",
-    "concatenated",
-    "copy_aliased",
-    "most_nonfinite",
-    "prefixed",
-    "require_state",
-    "substate",
-    "to_device",
-    "tree_map",
-    "without_values",
-]
-
 
 def prefixed(name: str, state: State) -> State:
     """Return `state` with its keys prefixed by `name/`."""

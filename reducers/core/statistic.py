@@ -31,8 +31,6 @@ from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
 from reducers.kernels.waiting import ColumnSlots, device_slots, joinable
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["Statistic", "slot_columns"]
-
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 _LIFTING = frozenset({"lift", "join", "merge"})
 _TOGETHER = frozenset({"batchable", "divisible"})  # a class that declares one of them knows of other ways to its lifts

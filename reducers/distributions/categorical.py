@@ -20,8 +20,6 @@ from reducers.kernels.hashing import integers, mix, shift_right
 from reducers.kernels.precision import count_of, real
 from reducers.state import Result, State
 
-__all__ = ["CountByValue", "DistinctCount", "HeavyHitters"]
-
 
 @dataclass(frozen=True)
 class CountByValue(Statistic):

@@ -22,8 +22,6 @@ from reducers.kernels.counting import device_edges, has_device_bins
 from reducers.kernels.precision import comparable, finite, has_memory, real
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["Histogram"]
-
 
 @dataclass(frozen=True)
 class Histogram(Statistic):

@@ -21,8 +21,6 @@ from reducers.kernels.counting import device_bits
 from reducers.kernels.precision import comparable, counts_of, extremes, finite, infinite_to_nan, real
 from reducers.state import Nonfinite, State
 
-__all__ = ["Quantile"]
-
 _MAX_BITS = 12
 _FLOAT32_EXPONENTS = (-126, 128)  # normal magnitudes lie in [2**-126, 2**128)
 

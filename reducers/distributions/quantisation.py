@@ -7,8 +7,6 @@ from torch import Tensor
 
 from reducers.errors import ArgumentError
 
-__all__ = ["affine_qparams"]
-
 
 def affine_qparams(
     low: Tensor | float, high: Tensor | float, bits: int = 8, *, symmetric: bool = False, signed: bool = True

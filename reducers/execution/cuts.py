@@ -13,8 +13,6 @@ from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK
 
-__all__ = ["Pieces", "RowPlan", "int_tensor", "plan_rows"]
-
 MIN_ROWS = 4  # fewer tensors of one length are lifted as fast one by one
 MANY_ROWS = 16  # tensors of one length that are worth a matrix of their own, however many other lengths there are
 MIN_CUT = 64  # so many tensors of rare lengths are cut into pieces; fewer are lifted as fast by their lengths

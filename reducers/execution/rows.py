@@ -17,8 +17,6 @@ from reducers.kernels.dispatch import device_sweep_rows, row_dtypes
 from reducers.state import State
 from reducers.statistics.norm import Norm
 
-__all__ = ["RowSweep", "norms", "reducers_in", "statistics_of", "swept_dtypes"]
-
 
 def swept_dtypes(reducer: Reducer, x: Tensor) -> dict[str, torch.dtype] | None:
     """Return the dtypes of the rows that `RowSweep.update` returns for tensors like `x`, by key; None if it does not take them.

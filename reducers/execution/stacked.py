@@ -19,8 +19,6 @@ from reducers.kernels.merging import stack
 from reducers.samples.collect import Collect
 from reducers.state import State
 
-__all__ = ["Kept", "RowParts", "int_tensor", "is_stackable", "lift_stacked", "row_parts"]
-
 
 def is_stackable(reducer: Reducer) -> bool:
     """Return whether `lift_stacked` supports `reducer`: its join works element by element, and its pattern keeps no axis.

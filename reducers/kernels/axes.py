@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Axis", "fills_memory", "merged"]
-
 Axis: TypeAlias = tuple[int, int, int]
 """Length, stride, and stride of another tensor that is read along with it, such as a mask."""
 

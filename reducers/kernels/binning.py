@@ -10,8 +10,6 @@ from torch import Tensor
 from reducers.kernels.chunks import CHUNK, pieces
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["bin_counts", "kept_shape", "unit_count", "unit_index"]
-
 
 def kept_shape(x: Tensor, axes: tuple[int, ...]) -> list[int]:
     """Return the sizes of the axes that are not reduced."""

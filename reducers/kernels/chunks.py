@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["BIG", "CHUNK", "PIECE", "paired_pieces", "pieces"]
-
 BIG = 1 << 13  # elements; from this size on, a copy or a loop in C++ pays off if it saves passes
 PIECE = 1 << 19  # elements: 2 MiB in float32
 _LEAST = 64  # elements of a piece at each kept position: fewer take longer to join than to add

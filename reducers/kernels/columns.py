@@ -14,8 +14,6 @@ from typing import Literal
 
 import torch
 
-__all__ = ["BINNED", "COLUMNS", "WEIGHTED", "Column", "Needs", "column_dtypes", "joinable", "needs_of"]
-
 
 class Needs(IntFlag):
     """What a kernel adds up in one read: the bits of `enum What` in `cpp/accumulate.h`."""

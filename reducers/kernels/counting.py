@@ -14,9 +14,6 @@ from reducers.kernels.failing import Kernels, found, in_triton, tried
 from reducers.kernels.precision import can_read_values
 from reducers.state import State
 
-__all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
-
-
 BINS = Kernels({"cuda": in_triton("bins")}, "counts elements in bins")
 BEST = Kernels({"cuda": in_triton("best")}, "chooses the best elements")
 

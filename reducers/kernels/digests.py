@@ -30,8 +30,6 @@ from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import has_memory
 from reducers.kernels.waiting import WordSlots, WordTable
 
-__all__ = ["BLOCK", "NANS", "absorbed", "digest_slots", "digest_table", "digest_words", "digests", "loop_slots"]
-
 _WORDS = 1 << 9  # of a block
 BLOCK = 8 * _WORDS
 """Bytes of a block."""

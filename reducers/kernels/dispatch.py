@@ -15,16 +15,6 @@ from reducers.kernels.cpp.weighting import looped_weights
 from reducers.kernels.failing import Kernels, failures, found, has_failed, in_triton, tried
 from reducers.state import State
 
-__all__ = [
-    "device_accumulation",
-    "device_sweep_rows",
-    "fits",
-    "row_dtypes",
-    "sweep",
-    "troubles",
-    "weigh",
-]
-
 _PLAIN = (Tensor, nn.Parameter)
 Merge: TypeAlias = "Callable[[State, State], State]"
 

@@ -15,8 +15,6 @@ from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
 from reducers.kernels.precision import has_memory
 
-__all__ = ["Kernels", "failures", "found", "given_up", "has_failed", "in_triton", "is_out_of_memory", "tried"]
-
 Tried = TypeVar("Tried")
 
 PLAIN = "PyTorch's own operations do it, which takes longer"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["GOLDEN", "SECOND", "bits_of", "integers", "mix", "mixed", "shift_right", "signed", "words_of"]
-
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 """2**64 over the golden ratio, as int64."""
 

@@ -7,8 +7,6 @@ import threading
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["new_lock"]
-
 _locks: WeakSet[Any] = WeakSet()
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from reducers.kernels.chunks import BIG, PIECE, paired_pieces
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["as_bool", "can_compact", "compact"]
-
 
 def as_bool(mask: Tensor) -> Tensor:
     """Return the mask as bool: non-zero is True."""

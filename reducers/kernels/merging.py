@@ -8,8 +8,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["join_stacked", "same_layout", "stack"]
-
 _State: TypeAlias = dict[str, Tensor]
 
 

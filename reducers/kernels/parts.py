@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Runs", "TensorPart", "runs_of"]
-
 
 class TensorPart(NamedTuple):
     """Which part of a tensor a rank observes: a block of neighbouring elements.

@@ -11,38 +11,6 @@ from torch import Tensor, nn
 from reducers.errors import DTypeError
 from reducers.kernels.chunks import BIG
 
-__all__ = [
-    "NARROW",
-    "abs_squared",
-    "aligned",
-    "can_read_values",
-    "comparable",
-    "count_along",
-    "count_if",
-    "count_nonfinite",
-    "count_of",
-    "counts_of",
-    "eps_of",
-    "extremes",
-    "finite",
-    "float32_threshold",
-    "has_memory",
-    "infinite_to_nan",
-    "is_finite",
-    "is_rounding_error",
-    "nan_capable",
-    "no_sum",
-    "positive_zero",
-    "real",
-    "real_or_complex",
-    "reduce_finite",
-    "square_sum",
-    "total",
-    "wide_dtype",
-    "wide_float",
-    "widen",
-]
-
 NARROW = (torch.float32, torch.bfloat16, torch.float16)  # float dtypes that need a wider dtype, or a centre, to be summed in
 
 

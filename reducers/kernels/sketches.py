@@ -28,8 +28,6 @@ from reducers.kernels.parts import Runs, TensorPart, runs_of
 from reducers.kernels.precision import real
 from reducers.kernels.waiting import KernelWriter
 
-__all__ = ["FACTS", "join_facts", "sketch_writer", "sketched"]
-
 FACTS = ("count", "nonfinite", "power", "min", "max")
 """What is known of a tensor beside the sums: how many elements are finite, and how many are not; of the finite ones the sum of the
 squares, the least and the greatest, inf and -inf if there are none."""

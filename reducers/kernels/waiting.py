@@ -13,19 +13,6 @@ from reducers.kernels.cpp import loop_slots
 from reducers.kernels.failing import Kernels, found, given_up, in_triton, is_out_of_memory, tried
 from reducers.state import State
 
-__all__ = [
-    "SLOTS",
-    "ColumnSlots",
-    "KernelWriter",
-    "Slots",
-    "WordSlots",
-    "WordTable",
-    "device_slots",
-    "joinable",
-    "new_table",
-    "written",
-]
-
 
 class Slots(Protocol):
     """How observations of one shape are written, as partial states, into the slots of a table.

@@ -22,8 +22,6 @@ from reducers.kernels.precision import finite, real, wide_dtype
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
-__all__ = ["Covariance", "CrossCovariance", "PairStatistic", "centred", "finite_rows"]
-
 
 def finite_rows(xs: Sequence[Tensor], caller: str) -> tuple[list[Tensor], Tensor | None, State]:
     """Return the matrices with non-finite rows zeroed, the mask of the finite rows (None if all are), and the counts of both.

@@ -10,8 +10,6 @@ from torch import Tensor
 from reducers.errors import ArgumentError
 from reducers.kernels.precision import real
 
-__all__ = ["condition_number", "singular_values", "spectral_norm", "stable_rank"]
-
 
 def singular_values(weight: Tensor) -> Tensor:
     """Return the singular values of a weight, largest first.

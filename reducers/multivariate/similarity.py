@@ -15,8 +15,6 @@ from reducers.kernels.precision import is_rounding_error, real
 from reducers.multivariate.covariance import PairStatistic, centred, centred_sums, finite_rows
 from reducers.state import Result, State
 
-__all__ = ["CKA", "MinibatchCKA"]
-
 _PAIRS = (("x", "x"), ("x", "y"), ("y", "y"))
 _UNBIASED_ROWS = 4  # the unbiased estimator needs at least as many
 

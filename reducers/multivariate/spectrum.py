@@ -12,16 +12,6 @@ from torch import Tensor
 from reducers.errors import ArgumentError
 from reducers.kernels.precision import real
 
-__all__ = [
-    "correlation",
-    "effective_rank",
-    "eigenvalues",
-    "explained_variance_ratio",
-    "intrinsic_dimension",
-    "participation_ratio",
-    "principal_axes",
-]
-
 Covariances: TypeAlias = Union[Tensor, Mapping[str, Tensor]]
 
 

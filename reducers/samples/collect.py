@@ -15,8 +15,6 @@ from reducers.core.states import check_states, concatenated, require_state, to_d
 from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.state import State
 
-__all__ = ["Collect", "First", "Fold", "Last", "keep"]
-
 
 def keep(x: Tensor) -> Tensor:
     """Return a contiguous copy of `x` with its own storage, and lazy conjugation and negation resolved."""

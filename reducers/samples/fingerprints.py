@@ -26,8 +26,6 @@ from reducers.samples.collect import Collect
 from reducers.state import Result, State
 from reducers.statistics.digest import digest_of
 
-__all__ = ["Fingerprints"]
-
 _COLLECT = Collect()
 _KINDS = ("digest", "sketch")  # of blocks: the words of digests, int64 [n, 2], and float64 [n, facts, eps and projections]
 _WORDS = 2  # of a digest

@@ -16,8 +16,6 @@ from reducers.samples.collect import keep
 from reducers.samples.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.state import Result, State
 
-__all__ = ["Reservoir"]
-
 _MAX_INT64 = torch.iinfo(torch.int64).max
 
 

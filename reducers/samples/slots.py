@@ -16,8 +16,6 @@ from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.kernels.precision import aligned
 from reducers.state import State
 
-__all__ = ["apply_indexing", "check_slots", "merge_slots", "pad_slots", "sample_inputs"]
-
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _ORDERED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_INTEGERS)
 _UNINDEXED = (torch.uint16, torch.uint32, torch.uint64, torch.complex32)

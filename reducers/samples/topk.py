@@ -22,8 +22,6 @@ from reducers.kernels.precision import can_read_values, comparable, count_nonfin
 from reducers.samples.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["BottomK", "TopK"]
-
 
 @dataclass(frozen=True)
 class _ExtremeElements(Reducer):

@@ -14,8 +14,6 @@ from reducers.errors import StateError
 from reducers.samples.collect import keep
 from reducers.state import Result, State
 
-__all__ = ["Whole"]
-
 
 @dataclass(frozen=True)
 class Whole(Reducer):

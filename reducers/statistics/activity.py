@@ -20,8 +20,6 @@ from reducers.kernels.dispatch import sweep
 from reducers.kernels.precision import count_along, count_if, counts_of, finite, real
 from reducers.state import Result, State
 
-__all__ = ["Activity", "Idle", "Sparsity"]
-
 _FIELDS = {**COUNTS, "active": Add("active")}
 _COLUMNS = columns_of(_FIELDS)
 _PER_BATCH = {**_FIELDS, "deaths": Add(), "observations": Add()}

@@ -24,8 +24,6 @@ from reducers.kernels.precision import (
 )
 from reducers.state import Result, State
 
-__all__ = ["Count", "Extremes", "Max", "Mean", "Min", "Sum"]
-
 
 @dataclass(frozen=True)
 class Count(Statistic):

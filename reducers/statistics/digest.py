@@ -19,8 +19,6 @@ from reducers.kernels.precision import can_read_values
 from reducers.kernels.waiting import WordSlots
 from reducers.state import Result, State
 
-__all__ = ["Digest", "digest_of"]
-
 Pair = tuple[int, int]
 
 _FACTOR: Pair = (mixed(0, 6) & ~1, mixed(1, 6) | 1)  # random; one of K, K^2 and K^3 less 1 is even, so few factors of 2 are lost

@@ -32,8 +32,6 @@ from reducers.kernels.precision import (
 )
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["Moments", "Summary", "check_correction", "join_moments", "lift_moments", "read_moments"]
-
 
 def check_correction(correction: float, caller: str) -> None:
     """Raise `ArgumentError` if `correction` is not a finite number from 0 up."""

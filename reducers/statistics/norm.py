@@ -17,8 +17,6 @@ from reducers.errors import ArgumentError
 from reducers.kernels.precision import abs_squared, counts_of, finite, positive_zero, real, real_or_complex, reduce_finite, widen
 from reducers.state import Result, State
 
-__all__ = ["Norm"]
-
 _ANY_POWER = Add()
 _POWERS = {1: Add("magnitudes"), 2: Add("squares"), math.inf: Greatest("peak")}
 

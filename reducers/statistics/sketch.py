@@ -21,8 +21,6 @@ from reducers.kernels.precision import can_read_values, eps_of, infinite_to_nan,
 from reducers.kernels.sketches import sketched
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["Sketch", "sketch_distance"]
-
 _VARIANCE = 16 / 7  # of the square of a length, times k, for a length of 1: two elements meet with a probability of at most 8/7 / k
 _ONE_SIDED = 2.326  # standard errors that a normal number exceeds in 1 of 100 cases
 

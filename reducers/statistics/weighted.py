@@ -24,8 +24,6 @@ from reducers.kernels.precision import nan_capable, real, wide_float
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
-__all__ = ["WeightedMean", "WeightedMoments"]
-
 
 @dataclass(frozen=True)
 class _Weighted(Reducer):

@@ -17,8 +17,6 @@ from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.state import Nonfinite, State
 
-__all__ = ["Affine", "apply", "compose", "decays"]
-
 _REAL = (torch.float64, torch.float32)
 
 

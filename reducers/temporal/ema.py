@@ -22,8 +22,6 @@ from reducers.samples.collect import keep
 from reducers.state import Nonfinite, Result, State
 from reducers.temporal.affine import Affine, apply, compose
 
-__all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
-
 _AVERAGE = tuple((name, name) for name in ("count", "mean", "nonfinite")), 0.0
 """What a kernel is asked for an average."""
 _MANY = 64  # elements of an average from which on a kernel is faster

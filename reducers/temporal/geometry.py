@@ -20,8 +20,6 @@ from reducers.samples.collect import keep
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import Summary
 
-__all__ = ["Geometry"]
-
 
 @dataclass(frozen=True)
 class Geometry(Reducer):

@@ -17,8 +17,6 @@ from reducers.state import Nonfinite, Result, State
 from reducers.temporal import ring
 from reducers.temporal.interpolation import Extrapolation, Interpolation, checked, extrapolated, gathered, interpolated
 
-__all__ = ["History", "history_of"]
-
 
 @dataclass(frozen=True)
 class History(Reducer):

@@ -12,8 +12,6 @@ from reducers.core.constants import as_constant, constant_tensor, is_number, num
 from reducers.errors import ArgumentError
 from reducers.kernels.precision import wide_float
 
-__all__ = ["Extrapolation", "Interpolation", "checked", "extrapolated", "gathered", "interpolated"]
-
 Interpolation: TypeAlias = Union[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]]
 """A name, or a function of the earlier result, the later one, the time since the earlier one, and the step time."""
 

@@ -24,8 +24,6 @@ from reducers.kernels.precision import aligned
 from reducers.samples.slots import apply_indexing
 from reducers.state import State
 
-__all__ = ["check_ring", "choose", "join", "push", "select", "slot", "stack"]
-
 _PREFIX = "ring/"
 _BIG = 1 << 18  # the least bytes of slots for which a buffer costs less than copying them
 

@@ -17,8 +17,6 @@ from reducers.errors import NotMergeableError, ReducerTypeError
 from reducers.samples.collect import keep
 from reducers.state import Result, State
 
-__all__ = ["Scan"]
-
 _VALUE = "value"
 
 

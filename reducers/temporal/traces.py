@@ -20,15 +20,6 @@ from reducers.state import State
 from reducers.temporal.affine import Affine, decays
 from reducers.temporal.ema import check_positive, matches
 
-__all__ = [
-    "ConditionalCumulativeTrace",
-    "ConditionalNearestTrace",
-    "CumulativeTrace",
-    "NearestTrace",
-    "ScaledCumulativeTrace",
-    "ScaledNearestTrace",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace(Affine):

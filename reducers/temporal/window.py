@@ -13,8 +13,6 @@ from reducers.core.states import require_state, to_device
 from reducers.state import Nonfinite, Result, State
 from reducers.temporal import ring
 
-__all__ = ["EveryNth", "Window"]
-
 
 @dataclass(frozen=True)
 class _RingReducer(Reducer):

@@ -15,8 +15,6 @@ from reducers.kernels.cpp.task import Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
-__all__ = ["looped_bits", "looped_edges"]
-
 _PLAIN = {Tensor, nn.Parameter}
 _MOST_BINS = 2**31 - 64  # they are numbered in 32 bits, and so is what follows them in a table
 _MANTISSA, _BIAS = 23, 127  # of float32, which all elements become

@@ -15,8 +15,6 @@ from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["DigestSlots", "looped_digests"]
-
 
 class _Digesting(ctypes.Structure):
     """The struct `Digesting` in the source."""

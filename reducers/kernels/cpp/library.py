@@ -16,17 +16,6 @@ from reducers._torch import cpu_library
 from reducers.kernels.cpp.build import LOOPS, ROOT, hash_of_sources, loops_for
 from reducers.kernels.cpp.task import Task
 
-__all__ = [
-    "ELEMENTS",
-    "WEIGHTS",
-    "in_order",
-    "join",
-    "library",
-    "loop_for",
-    "opened",
-    "state",
-]
-
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loops take, and what they call them."""
 

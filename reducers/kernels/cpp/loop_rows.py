@@ -15,8 +15,6 @@ from reducers.kernels.cpp.task import Task
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
-__all__ = ["row_dtypes", "swept_rows"]
-
 Family = tuple[Mapping[str, str], float, State]
 """The columns, the threshold and the state of one statistic, as `call_for` takes them; the tensors of the state are rows."""
 

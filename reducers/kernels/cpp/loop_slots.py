@@ -17,8 +17,6 @@ from reducers.kernels.cpp.task import LEAST_RUN, Task
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
-__all__ = ["LoopSlots", "slots_for"]
-
 
 class LoopSlots:
     """How observations of one shape, strides and dtype are written into the slots of a table, and joined: see `Slots`.

@@ -13,8 +13,6 @@ from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.parts import Runs
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["SketchWriter", "looped_sketches"]
-
 _FACTS = 5
 
 

@@ -20,8 +20,6 @@ from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
-__all__ = ["Asked", "LoopCall", "LoopPlan", "are_numbers", "call_for", "is_built", "loop_plan", "needed_of", "task_for"]
-
 Asked: TypeAlias = tuple[tuple[tuple[str, str], ...], float]
 """What a kernel is asked for: the keys of a state, each with the one of `COLUMNS` that it is, and the threshold of `active`."""
 

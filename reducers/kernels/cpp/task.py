@@ -10,8 +10,6 @@ import torch
 from reducers.kernels.axes import Axis, merged
 from reducers.kernels.columns import COLUMNS
 
-__all__ = ["KINDS", "LEAST_RUN", "MOST_AXES", "RESULTS", "Axes", "Task", "axes_of", "task_of"]
-
 RESULTS = tuple(dict.fromkeys(column.result or name for name, column in COLUMNS.items()))
 """What the loop returns, in the order of `enum Result` in `accumulate.h`: some columns are one result."""
 

@@ -6,8 +6,6 @@ import ctypes
 import time
 from typing import Any
 
-__all__ = ["in_threads", "pace"]
-
 ALONE_S = 1.0  # for which one thread does all, after others had to be waited for
 SLOWEST = 3e9  # bytes a second that one thread reads at least
 WAIT_S = 1e-3  # a processor that another process holds is free after some milliseconds

@@ -17,8 +17,6 @@ from reducers.kernels.cpp.task import KINDS, LEAST_RUN, Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
-__all__ = ["looped_weights"]
-
 _PLAIN = {Tensor, nn.Parameter}
 
 

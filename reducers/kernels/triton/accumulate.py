@@ -26,8 +26,6 @@ from reducers.kernels.triton.launching import Launch, launch_of
 from reducers.kernels.triton.sweep import new_partials, on_device, sweep_into
 from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, power_of_two
 
-__all__ = ["SLOTS", "accumulate", "clear", "is_captured", "new_accumulators", "new_handle", "point", "statistics", "takes"]
-
 SLOTS = 14  # accumulators of one handle
 _FIRST = 2  # the word of a handle that belongs to slot 0; and of accumulators, at which the table begins
 

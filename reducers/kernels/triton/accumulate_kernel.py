@@ -7,8 +7,6 @@ import triton.language as tl
 
 from reducers.kernels.triton.join_kernel import join
 
-__all__ = ["join_in_place"]
-
 
 @triton.jit(do_not_specialize=["slot", "kept", "parts"], do_not_specialize_on_alignment=["handle", "partials"])
 def join_in_place(

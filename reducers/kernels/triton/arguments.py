@@ -14,24 +14,6 @@ from reducers.kernels.precision import float32_threshold
 from reducers.kernels.triton.lanes import LanePlan, lane_plan, lane_plan_of_many
 from reducers.kernels.triton.tiling import TilePlan
 
-__all__ = [
-    "DTYPES",
-    "WARPS",
-    "Arguments",
-    "bytes_of",
-    "family",
-    "fields",
-    "join_constants",
-    "kept_shape",
-    "many_arguments",
-    "range_of",
-    "sweep_arguments",
-    "sweep_plan",
-    "swept_dtype",
-    "takes_columns",
-    "tile_constants",
-]
-
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 WARPS = 8

@@ -12,8 +12,6 @@ from reducers.kernels.triton.best_kernel import choose, rank
 from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import TilePlan, plan, power_of_two
 
-__all__ = ["KEYS", "MAX_K", "best_elements"]
-
 KEYS = ("value", "step", "position", "id", "observations", "nonfinite")
 MAX_K = 32
 """For more, a tile would be read over too often, and PyTorch's own selection is faster."""

@@ -12,8 +12,6 @@ import triton.language as tl
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_ordered
 
-__all__ = ["choose", "rank"]
-
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "kept_stride_0", "kept_stride_1"),
     *("kept_stride_2", "kept_stride_3", "outer_0", "outer_1", "outer_stride_0", "outer_stride_1", "outer_stride_2"),

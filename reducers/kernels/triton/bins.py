@@ -17,8 +17,6 @@ from reducers.kernels.triton.shared_bins_kernel import count_shared
 from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import TilePlan, cut_axes, merged_axes, plan, power_of_two, product, tiled
 
-__all__ = ["binned_by_bits", "binned_by_edges"]
-
 _BLOCK = 1024  # entries of a state that one program prepares
 _OWN_BINS = 512  # that a program counts in by itself: more leave too few registers for the elements
 _BY_BITS = ("counts", "min", "max", "nonfinite")

@@ -15,8 +15,6 @@ import triton.language as tl
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_ordered
 
-__all__ = ["count", "number_of", "start"]
-
 
 @triton.jit
 def number_of(word, out, DOUBLE: tl.constexpr):

@@ -16,8 +16,6 @@ from reducers.kernels.triton.digest_kernel import absorb, finish, hash_parts
 from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
 from reducers.kernels.triton.sweep import on_device
 
-__all__ = ["DigestTable", "absorbed", "digest_table", "hashed"]
-
 _WORDS = 1 << 9  # of a block
 _TOGETHER = 4  # slots of a tile
 _MOST_PARTS = 1 << 10

@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["absorb", "finish", "hash_parts", "mix"]
-
 
 @triton.jit
 def mix(x, SALT: tl.constexpr):

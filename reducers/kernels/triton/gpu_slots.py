@@ -20,8 +20,6 @@ from reducers.kernels.triton.join import each_joined, join_partials, new_results
 from reducers.kernels.triton.launching import is_aligned
 from reducers.kernels.triton.sweep import new_partials, on_device, sweep_launch
 
-__all__ = ["SlotTable", "slots_for"]
-
 _UNUSED = (None,) * 4  # flag, mask, and the tables of many tensors
 
 

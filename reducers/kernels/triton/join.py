@@ -16,8 +16,6 @@ from reducers.kernels.triton.launching import Launch, launch_of
 from reducers.kernels.triton.parts_kernel import join_each
 from reducers.kernels.triton.tiling import join_tile, power_of_two
 
-__all__ = ["each_joined", "join_partials", "new_results"]
-
 _NOTHING = (None,) * len(OUTPUTS)  # of a state, if there is none
 _LANES = 128  # columns that a program joins if parts are joined already: one for each lane
 

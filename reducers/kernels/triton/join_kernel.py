@@ -7,8 +7,6 @@ import triton.language as tl
 
 from reducers.kernels.triton.parts_kernel import extremes_of_parts, joined_slot, moments_of_parts, total_of_parts
 
-__all__ = ["OUTPUTS", "join"]
-
 
 @triton.jit
 def _before(old, column, inside, KIND: tl.constexpr, THERE: tl.constexpr):

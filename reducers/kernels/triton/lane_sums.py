@@ -11,17 +11,6 @@ import triton.language as tl
 
 from reducers.kernels.triton.places import offset_of
 
-__all__ = [
-    "column_greatest",
-    "column_least",
-    "column_sum",
-    "lane_greatest",
-    "lane_least",
-    "lane_sum",
-    "tile_place",
-    "to_tile",
-]
-
 
 @triton.jit
 def tile_place(

@@ -15,8 +15,6 @@ from torch import Tensor
 from reducers.kernels.axes import Axis
 from reducers.kernels.triton.tiling import JOINED, MAX_DIMS, TilePlan, cut_axes, merged_axes, power_of_two, product, tiled
 
-__all__ = ["MOST_PARTS", "LanePlan", "cut_many", "lane_plan", "lane_plan_of_many", "neighbours_at_once"]
-
 _LANES = 128  # threads of a program
 _EACH = 32  # elements that a lane reads of a tile before it adds them to its sums
 _BYTES = 16  # the most that a thread reads at once

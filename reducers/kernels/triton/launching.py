@@ -12,8 +12,6 @@ from triton.runtime import driver
 
 from reducers.kernels.triton.arguments import bytes_of
 
-__all__ = ["Launch", "is_aligned", "launch_of"]
-
 _ALIGNED = 16  # bytes; Triton compiles another kernel for a tensor that does not begin at a multiple of it
 _RUNS = "3.4.", "3.5.", "3.6.", "3.7."  # versions of Triton in which `run` of a compiled kernel takes what `_runner` gives it
 

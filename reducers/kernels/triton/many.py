@@ -14,8 +14,6 @@ from reducers.kernels.triton.join import join_partials
 from reducers.kernels.triton.lanes import cut_many
 from reducers.kernels.triton.sweep import on_device, sweep_many
 
-__all__ = ["AddressTables", "Family", "row_dtypes", "swept_rows"]
-
 Family = tuple[Mapping[str, str], float, Mapping[str, Tensor]]
 """The columns, the threshold and the state of one statistic, as `swept` takes them; the tensors of the state are rows."""
 

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from reducers.kernels.triton.words import as_number, as_word
 
-__all__ = ["extremes_of_parts", "join_each", "joined_slot", "moments_of_parts", "total_of_parts"]
-
 
 @triton.jit
 def moments_of_parts(place, field, there, counts, number, ORDER: tl.constexpr):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["offset_of"]
-
 
 @triton.jit
 def offset_of(number, size_0, size_1, size_2, stride_0, stride_1, stride_2, stride_3, DIMS: tl.constexpr):

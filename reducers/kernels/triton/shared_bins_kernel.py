@@ -25,8 +25,6 @@ from reducers.kernels.triton.lane_sums import (
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_ordered
 
-__all__ = ["WORDS", "count_shared"]
-
 WORDS = 8192  # as `_shared` reserves them; of 32 KB several programs fit into a multiprocessor
 
 

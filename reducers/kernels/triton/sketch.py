@@ -17,8 +17,6 @@ from reducers.kernels.triton.sketch_kernel import FACTS, OCTET, join_parts, make
 from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import power_of_two
 
-__all__ = ["MAX_BUCKETS", "SketchTable", "sketch_table", "sketched"]
-
 MAX_BUCKETS = 4096
 """For more, the octets of a usual tensor are few."""
 

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from reducers.kernels.triton.digest_kernel import mix
 
-__all__ = ["FACTS", "OCTET", "join_parts", "make_signs", "sketch_parts"]
-
 FACTS = tl.constexpr(5)
 OCTET = tl.constexpr(8)
 

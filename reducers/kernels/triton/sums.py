@@ -8,8 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["moments_of", "moved"]
-
 
 @triton.jit
 def moved(weight, first, second, third, fourth, shift, ORDER: tl.constexpr):

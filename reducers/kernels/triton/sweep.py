@@ -24,8 +24,6 @@ from reducers.kernels.triton.join import join_partials
 from reducers.kernels.triton.launching import Launch, is_aligned, launch_of
 from reducers.kernels.triton.sweep_kernel import sweep
 
-__all__ = ["new_partials", "on_device", "sweep_into", "sweep_launch", "sweep_many", "swept"]
-
 
 def swept(
     x: Tensor,

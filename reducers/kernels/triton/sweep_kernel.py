@@ -29,9 +29,6 @@ from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.sums import moments_of, moved
 from reducers.kernels.triton.words import as_word
 
-__all__ = ["sweep"]
-
-
 # Whether these are 1, or multiples of 16, makes no other kernel.
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2"),

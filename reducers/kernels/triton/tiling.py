@@ -11,8 +11,6 @@ from torch import Tensor
 from reducers.errors import ArgumentError
 from reducers.kernels.axes import Axis, merged
 
-__all__ = ["JOINED", "MAX_DIMS", "TilePlan", "cut_axes", "join_tile", "merged_axes", "plan", "power_of_two", "product", "tiled"]
-
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 JOINED = 512  # partial statistics that one program joins at once: of more, registers are spilled
 _MAX_PARTS = JOINED  # programs for one column of tiles: independent of the GPU, as results must be; one program joins all of them

@@ -16,8 +16,6 @@ from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import join_tile
 from reducers.kernels.triton.weigh_kernel import join_weighted, weigh
 
-__all__ = ["weighted_swept"]
-
 # how many partial sums there are, by what a state holds
 _FIELDS = {
     ("nonfinite", "weight", "sum"): 3,

@@ -18,9 +18,6 @@ from reducers.kernels.triton.lane_sums import column_greatest, column_sum, lane_
 from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.sums import moments_of, moved
 
-__all__ = ["join_weighted", "weigh"]
-
-
 # Whether these are 1, or multiples of 16, makes no other kernel.
 _PLAIN = ["run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "outer_0", "outer_1", "inner"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["as_number", "as_ordered", "as_word"]
-
 
 @triton.jit
 def as_word(value):
