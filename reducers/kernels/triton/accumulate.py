@@ -11,6 +11,7 @@ neither autograd nor a compiler has to know what the addresses stand for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -21,7 +22,16 @@ from torch import Tensor
 from reducers.kernels.columns import COLUMNS, column_dtypes
 from reducers.kernels.locks import new_lock
 from reducers.kernels.triton.accumulate_kernel import join_in_place
-from reducers.kernels.triton.arguments import WARPS, family, fields, join_constants, range_of, sweep_plan, takes_columns
+from reducers.kernels.triton.arguments import (
+    WARPS,
+    family,
+    fields,
+    join_constants,
+    kept_shape,
+    range_of,
+    sweep_plan,
+    takes_columns,
+)
 from reducers.kernels.triton.launching import Launch, launch_of
 from reducers.kernels.triton.sweep import new_partials, on_device, sweep_into
 from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, power_of_two
@@ -68,7 +78,7 @@ def new_accumulators(x: Tensor, axes: Sequence[int], columns: str) -> Tensor:
     Args:
         columns: names of `COLUMNS`, with commas between them.
     """
-    kept = _kept(x, axes)
+    kept = math.prod(kept_shape(x, axes))
     words = _new(_FIRST + _rows(columns, x.dtype) * kept, x.device)
     words[1:2].fill_(kept)
     clear(words, columns, x.dtype)
@@ -143,7 +153,7 @@ def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:
         return new_partials(x, axes, columns)
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda and _uses_cuda() else 0
     shape = _shape(x.shape, x.stride(), x.dtype, axes, columns)
-    size = shape[0] * shape[1] * shape[2]
+    size = math.prod(shape)
     shared = _scratch.get((x.device, stream))
     if shared is None or shared.numel() < size or type(shared) is not type(x):
         shared = _scratch[x.device, stream] = _new(power_of_two(size, size), x.device)
@@ -184,10 +194,3 @@ def _rows(columns: str, dtype: torch.dtype) -> int:
 
 def _table(words: Tensor, columns: str, dtype: torch.dtype) -> Tensor:
     return words[_FIRST:].view(_rows(columns, dtype), -1)
-
-
-def _kept(x: Tensor, axes: Sequence[int]) -> int:
-    kept = 1
-    for axis, size in enumerate(x.shape):
-        kept *= 1 if axis in axes else size
-    return kept

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.arguments import DTYPES, bytes_of, tile_constants
+from reducers.kernels.triton.arguments import DTYPES, bytes_of, kept_shape, tile_constants
 from reducers.kernels.triton.best_kernel import choose, rank
 from reducers.kernels.triton.sweep import on_device
 from reducers.kernels.triton.tiling import TilePlan, plan, power_of_two
@@ -40,7 +40,7 @@ def best_elements(
     tiles = plan(view, axes) if x.dtype in DTYPES and k <= MAX_K and x.is_contiguous() else None
     if tiles is None:
         return None
-    shape = [size for axis, size in enumerate(view.shape) if axis not in axes]
+    shape = kept_shape(view, axes)
     before = [] if not state else [state[key] for key in KEYS]
     with on_device(x):
         table, nonfinite = _choose(view, tiles, k, largest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
+from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, kept_shape, range_of, tile_constants
 from reducers.kernels.triton.bins_kernel import count, start
 from reducers.kernels.triton.lanes import LanePlan, neighbours_at_once
 from reducers.kernels.triton.shared_bins_kernel import WORDS as SHARED_WORDS
 from reducers.kernels.triton.shared_bins_kernel import count_shared
 from reducers.kernels.triton.sweep import on_device
-from reducers.kernels.triton.tiling import TilePlan, cut_axes, merged_axes, plan, power_of_two, product, tiled
+from reducers.kernels.triton.tiling import TilePlan, cut_axes, merged_axes, plan, power_of_two, tiled
 
 _BLOCK = 1024  # entries of a state that one program prepares
 _OWN_BINS = 512  # that a program counts in by itself: more leave too few registers for the elements
@@ -84,7 +85,7 @@ def _binned(
         return None
     keys = ("counts",) if bounds is not None else _BY_BITS
     before = [] if not state else [state[key] for key in keys]
-    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    shape = kept_shape(x, axes)
     with on_device(x):
         results = _start(x, shape, bins, bounds is None, first, before)
         _count(x, tiles, results, bounds, bits, first)
@@ -101,9 +102,7 @@ def _start(x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: in
         first: the exponent of the smallest magnitude that does not count as zero.
         state: counts, and with `extremes` minimum, maximum and what is not finite; or nothing.
     """
-    kept = 1
-    for size in shape:
-        kept *= size
+    kept = math.prod(shape)
     results = [torch.empty((*shape, bins), dtype=torch.int64, device=x.device)]
     if extremes:
         results += [torch.empty(shape, dtype=x.dtype, device=x.device) for _ in range(2)]
@@ -182,7 +181,7 @@ def _shared_plan(x: Tensor, axes: tuple[int, ...], double: bool) -> LanePlan | N
     if found is None:
         return None
     kept, reduced = found
-    positions = product(size for size, _, _ in kept)
+    positions = math.prod(size for size, _, _ in kept)
     each = _EACH // 2 if double or not x.dtype.is_floating_point else _EACH
     outer, run, inner = cut_axes(reduced, False, 1)
     if kept[-1][1] < run[1]:

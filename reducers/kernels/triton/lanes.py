@@ -6,6 +6,7 @@ All that a lane adds lies in its own registers, and the lanes of a program are j
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.axes import Axis
-from reducers.kernels.triton.tiling import JOINED, MAX_DIMS, TilePlan, cut_axes, merged_axes, power_of_two, product, tiled
+from reducers.kernels.triton.tiling import JOINED, MAX_DIMS, TilePlan, cut_axes, merged_axes, power_of_two, tiled
 
 _LANES = 128  # threads of a program
 _EACH = 32  # elements that a lane reads of a tile before it adds them to its sums
@@ -66,7 +67,7 @@ def lane_plan(
     if found is None:
         return None
     kept, reduced, paired = *found, other is not None
-    positions = product(size for size, _, _ in kept)
+    positions = math.prod(size for size, _, _ in kept)
     each = _each(x.dtype, double)
     nearest = kept[-1] if kept[-1][1] < reduced[-1][1] else reduced[-1]
     if paired and not (shared and nearest[2] == 0):
@@ -96,7 +97,7 @@ def lane_plan(
         across = rows // (unroll * vector)
         columns, axis = power_of_two(positions, max(1, _LANES // across)), 1
         lanes = across * columns
-    count = product(size for size, _, _ in outer) * -(-run[0] // (rows // inner_rows)) * -(-positions // columns)
+    count = math.prod(size for size, _, _ in outer) * -(-run[0] // (rows // inner_rows)) * -(-positions // columns)
     cut = tiled(x, kept, outer, run, inner, rows, inner_rows, columns, axis, min(_PROGRAMS, count // _TILES))
     return LanePlan(**vars(cut), unroll=unroll, lanes=lanes, vector=vector)
 

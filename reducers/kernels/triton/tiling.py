@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,7 @@ class TilePlan:
     @property
     def kept(self) -> int:
         """The number of kept positions."""
-        return product(self.kept_sizes)
+        return math.prod(self.kept_sizes)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -77,7 +78,7 @@ class TilePlan:
         """Return what a kernel is told: numbers of positions and tiles, then sizes and strides, innermost first, 1 if missing."""
         run_tiles = -(-self.run // (self.rows // self.inner_rows))
         return (
-            *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * product(self.outer_sizes), self.tiles, self.parts),
+            *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * math.prod(self.outer_sizes), self.tiles, self.parts),
             *_innermost_first(self.kept_sizes, MAX_DIMS - 1),
             *_innermost_first(self.kept_strides, MAX_DIMS),
             *_innermost_first(self.outer_sizes, MAX_DIMS - 2),
@@ -105,7 +106,7 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
         return None
     kept, reduced, paired = *found, other is not None
     tile = _tile(torch.float64 if double else x.dtype, paired)
-    positions = product(size for size, _, _ in kept)
+    positions = math.prod(size for size, _, _ in kept)
     most = max(1, tile // power_of_two(positions, _NEIGHBOURS)) if kept[-1][1] < reduced[-1][1] else tile
     outer, run, inner = cut_axes(reduced, paired, most)
     inner_rows = power_of_two(inner[0], most)
@@ -161,8 +162,8 @@ def tiled(
     Args:
         programs: how many share the tiles at most, if more than usual.
     """
-    positions, step = product(size for size, _, _ in kept), rows // inner_rows
-    count = product(size for size, _, _ in outer) * -(-run[0] // step)
+    positions, step = math.prod(size for size, _, _ in kept), rows // inner_rows
+    count = math.prod(size for size, _, _ in outer) * -(-run[0] // step)
     most = max(programs, _MAX_PARTS) // -(-positions // columns)
     tiles = -(-count // min(count, JOINED, max(1, most)))
     parts = -(-count // tiles)
@@ -233,11 +234,3 @@ def power_of_two(number: int, most: int) -> int:
 def _innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
     """Return so many of the sizes, innermost first, and 1 for those that are missing."""
     return (*reversed(sizes), *(1,) * length)[:length]
-
-
-def product(sizes: Iterable[int]) -> int:
-    """Return the product of sizes, which may be dynamic."""
-    result = 1
-    for size in sizes:  # math.prod cannot be traced with dynamic sizes
-        result *= size
-    return result
