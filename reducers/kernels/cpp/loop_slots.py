@@ -25,9 +25,6 @@ class LoopSlots:
 
     A table is float64 [slots, columns, kept positions]. It holds what an update would join to a state, and the join is that of an
     update. So the bits of the state are those of one update after another, whenever they are joined.
-
-    Attributes:
-        function: the loop that writes.
     """
 
     def __init__(

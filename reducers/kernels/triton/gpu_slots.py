@@ -24,12 +24,7 @@ _UNUSED = (None,) * 4  # flag, mask, and the tables of many tensors
 
 
 class SlotTable:
-    """How observations of one shape, strides and dtype are written into the slots of a table, and joined.
-
-    Attributes:
-        like: a tensor on the meta device that has this shape, strides and dtype.
-        size: the bytes of a slot.
-    """
+    """How observations of one shape, strides and dtype are written into the slots of a table, and joined: see `Slots`."""
 
     def __init__(self, like: Tensor, axes: tuple[int, ...], columns: tuple[tuple[str, str], ...], threshold: float) -> None:
         self.like, self.axes, self.columns, self.threshold = like, axes, dict(columns), threshold

@@ -72,14 +72,7 @@ def _takes(dtype: torch.dtype, buckets: int) -> bool:
 
 
 class _Plan(NamedTuple):
-    """How tensors of one form are sketched.
-
-    Attributes:
-        runs: of each tensor.
-        table: the shape of the table, see `sketch_parts`.
-        octets: of a tensor.
-        launches: the three, in order.
-    """
+    """How tensors of one form are sketched: by three launches, by way of a table of this shape, see `sketch_parts`."""
 
     runs: Runs
     table: tuple[int, int, int, int]
