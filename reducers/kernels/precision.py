@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from reducers.errors import DTypeError
 from reducers.kernels.chunks import BIG
 
-NARROW = (torch.float32, torch.bfloat16, torch.float16)  # float dtypes that need a wider dtype, or a centre, to be summed in
-
 
 def real(x: Tensor) -> Tensor:
     """Return `x` in the dtype of means and ratios: float64, or float32 if the device has no float64."""
