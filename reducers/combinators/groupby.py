@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.core.checks import check_cost, check_shape
 from reducers.core.fields import Reduction
 from reducers.core.inputs import observation_with
-from reducers.core.reducer import Reducer, check_reducer, check_size
+from reducers.core.reducer import MAX_SIZE, Reducer, check_reducer, check_size
 from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.merging import stack
@@ -40,7 +40,7 @@ class GroupBy(Reducer):
     Raises:
         ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or the labels are not integers.
         ArgumentError: `groups` is not an integer from 1 up, the labels do not broadcast to the observation, or without `groups`
-            there is one that int64 does not hold.
+            there is one from 2**31 - 1 up, such as -100 as uint32.
 
     >>> import torch
     >>> from reducers import Mean
@@ -72,16 +72,22 @@ class GroupBy(Reducer):
             raise ReducerTypeError(f"{self!r} takes labels that are integers and got {labels.dtype}")
         if x.numel() == 0:
             return state
-        labels, dtype = labels.to(torch.int64), labels.dtype  # uint64 beyond int64 becomes negative, which is in no group either
-        if self.groups is None and dtype is torch.uint64 and len(beyond := labels[labels < 0]):
-            raise ArgumentError(
-                f"{self!r} got the uint64 label {2**64 + int(beyond.max())}, which int64 does not hold: give `groups`, and larger "
-                "labels are in no group"
-            )
-        # a growing number of groups keeps an empty last group, from which later groups start
-        rows = max(int(labels.max()) + 1, 0) + 1 if self.groups is None else self.groups
+        labels, unsigned = (
+            labels.to(torch.int64),
+            labels.dtype is torch.uint64,
+        )  # beyond int64: negative, in no group either
+        rows = self._rows(labels, unsigned) if self.groups is None else self.groups
         masks = [(labels == group).expand(x.shape) for group in range(rows)]
         return self.merge(to_device(state, x.device), stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
+
+    def _rows(self, labels: Tensor, unsigned: bool) -> int:
+        """Return one more than there are groups: later groups start from an empty last one."""
+        highest = int(labels.max())
+        if unsigned and len(beyond := labels[labels < 0]):
+            highest = 2**64 + int(beyond.max())
+        if highest >= MAX_SIZE:
+            raise ArgumentError(f"{self!r} got the label {highest}: give `groups`, and labels from there on are in no group")
+        return max(highest + 1, 0) + 1
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
