@@ -72,10 +72,8 @@ class GroupBy(Reducer):
             raise ReducerTypeError(f"{self!r} takes labels that are integers and got {labels.dtype}")
         if x.numel() == 0:
             return state
-        labels, unsigned = (
-            labels.to(torch.int64),
-            labels.dtype is torch.uint64,
-        )  # beyond int64: negative, in no group either
+        unsigned = labels.dtype is torch.uint64
+        labels = labels.to(torch.int64)  # uint64 beyond it becomes negative, which is in no group either
         rows = self._rows(labels, unsigned) if self.groups is None else self.groups
         masks = [(labels == group).expand(x.shape) for group in range(rows)]
         return self.merge(to_device(state, x.device), stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
