@@ -22,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 FURTHER = {
     "nonfinite": ("nonfinite-inputs", "exploding-gradients", "initialisation"),
     "dead-units": ("rate-too-high",),
-    "frozen": ("no-steps", "stale-optimizer", "lost-updates", "dead-units", "loss-scale"),
+    "frozen": ("no-steps", "stale-optimizer", "lost-updates", "dead-units", "loss-scale", "rate-too-low"),
     "updates-too-large": ("loss-scale",),
     "updates-too-small": ("vanishing-gradients", "initialisation"),
     "no-gradient": ("initialisation",),

@@ -21,6 +21,7 @@ def updates(known: Evidence) -> Iterator[Finding]:
     trains = known.steps is not None or known.loss is not None
     if not (trains or any(layer.has_gradients or layer.update is not None for layer in layers)):
         return  # an evaluation: nothing says that anybody trains
+    why_zero = _why_zero(known) if any(layer.has_zero_gradients for layer in layers) else ()
     for layer in layers:
         if layer.still:
             # A part that no gradient comes to, such as the teacher of a distillation, is not meant to be trained.
@@ -30,7 +31,7 @@ def updates(known: Evidence) -> Iterator[Finding]:
                 reason = "their gradients were all zero" if layer.has_zero_gradients else layer.silent.get("update", "")
                 what = "the weights never changed" + because(reason)
                 by_others = known.steps is None and known.learns  # something that is no optimizer of PyTorch changes them
-                causes = _why_frozen(known, layer)
+                causes = _why_frozen(known, layer, why_zero)
                 yield fault("frozen", layer.name, what, causes=causes, severity="notice" if by_others else None)
         elif layer.update is None and layer.trained and _is_weight_left_out(known, layer):
             what = "no optimizer holds its weights, only its bias"
@@ -62,8 +63,8 @@ def _is_sure(known: Evidence, layer: Layer) -> bool:
     return layer.ratio > LOSS.early and steps >= LOSS.least
 
 
-def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
-    """The likely causes, if anything tells of them."""
+def _why_frozen(known: Evidence, layer: Layer, why_zero: tuple[str, ...]) -> tuple[str, ...]:
+    """The likely causes, if anything tells of them; `why_zero` are those of gradients that come, and are all zero."""
     coarse = max(known.fact("coarse"), default=0.0) > 0.5
     if coarse and "update" not in layer.silent and not layer.has_zero_gradients:
         return ("lost-updates", "rate-too-low")
@@ -84,17 +85,15 @@ def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
         return ("no-steps", "detached")  # as what came was cleared before the step
     if "weight_gradient" in layer.silent:
         return ("detached", "frozen")
-    return ("loss-scale", "detached") if coarse and not _units_died(known) else _why_zero(known)
+    return ("rate-too-low", "no-steps") if layer.has_gradients else why_zero
 
 
 def _why_zero(known: Evidence) -> tuple[str, ...]:
     """The likely causes of gradients that come, and are all zero."""
-    return ("dead-units", "initialisation", "detached") if _units_died(known) else ("detached", "dead-units", "initialisation")
-
-
-def _units_died(known: Evidence) -> bool:
-    """Whether most units of a layer are dead."""
-    return any(one.severity != "notice" for one in (*dead(known), *silent_blocks(known)))
+    if any(one.severity != "notice" for one in (*dead(known), *silent_blocks(known))):
+        return ("dead-units", "initialisation", "detached")
+    coarse = max(known.fact("coarse"), default=0.0) > 0.5
+    return ("loss-scale", "detached") if coarse else ("detached", "dead-units", "initialisation")
 
 
 def no_gradient(known: Evidence) -> Iterator[Finding]:

@@ -396,6 +396,13 @@ def underflowing(setup: Setup) -> None:
     setup.loss = lambda output, target: loss(output.float(), target) * 1e-9
 
 
+def hardly_stepping(setup: Setup) -> None:
+    """Gradients come, and steps are below the last bit of all weights, which are no zeros."""
+    setup.rate = 1e-14
+    for parameter in setup.net.parameters():
+        nn.init.normal_(parameter)
+
+
 class Halved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.half()
@@ -431,6 +438,7 @@ def random_first_layer(setup: Setup) -> None:
 WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a step inside": (rounded_inside, ("no-gradient", "3", "detached")),
     "a step at the end": (rounded_at_the_end, ("frozen", "5", "detached")),
+    "steps below the last bit": (hardly_stepping, ("frozen", "optimizer", "rate-too-low")),
     "gradients that underflow": (underflowing, ("frozen", "optimizer", "loss-scale")),
     "labels by chance, and a first loss far above": (sure_of_labels_by_chance, ("loss-does-not-fall", "loss", "labels-do-not-fit")),
     "a first layer that is random": (random_first_layer, ("loss-does-not-fall", "loss", "frozen")),
