@@ -79,10 +79,10 @@ class ModuleParameterMonitor(Monitor):
         )
 
     def missing(self, module: nn.Module) -> list[str]:
-        """Returns the names in `attr` of parameters that `module` does not have; the others are recorded."""
-        if self.attr is None or isinstance(self.attr, str):
-            return []
+        """Returns the names in `attr` of parameters that `module` does not have, or has no longer; the others are recorded."""
         present = {name for name, _ in self._parameters(module)}
+        if self.attr is None or isinstance(self.attr, str):
+            return [] if self.attr is None or present else [self.attr]
         return [name for name in self.attr if name not in present]
 
     def parameters_of(self, module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

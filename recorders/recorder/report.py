@@ -120,7 +120,7 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         calls = max(counted, seen)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE.format(shown_name(name)) if name in gone else _reason(monitor, samples, others_recorded)
-        if samples and not reason and calls > samples + sum(skipped.values()):
+        if samples and not reason:
             reason = _by_leaf(monitor)
         nonfinite, empty = _looked_at(monitor)
         if samples and not reason and empty:
@@ -187,7 +187,7 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     if IN_CUDA_GRAPH in monitor.counts:
         return _CAPTURED
     if samples:
-        return _IDLE if idle else _PARTIAL if monitor.partial else ""
+        return _IDLE if idle else _PARTIAL if monitor.partial else monitor.last_error or ""
     if monitor.subject == "values":
         return "" if monitor.counts else monitor.unseen()
     if monitor.last_error is not None:

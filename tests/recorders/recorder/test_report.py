@@ -68,6 +68,35 @@ def test_report_tells_of_leaves_that_only_some_calls_have() -> None:
     assert row.reason == "calls differ in what they have: 'logits' in 7, 'loss' in 1, '0' in 1"
 
 
+@pytest.mark.filterwarnings("ignore:ForwardMonitor")
+def test_report_says_what_failed_though_other_observations_were_recorded() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    recorder = Recorder(ForwardMonitor(Mean("b c -> c"))).modules(net, leaves=True)
+    for width in (3, 3, 5):
+        net[0] = nn.Linear(2, width)
+        net(torch.ones(1, 2))
+    (row,) = (row for row in recorder.report().rows if row.name == "1")
+    assert (row.samples, row.skipped) == (2, {"errors": 1})
+    assert row.error is not None
+    assert row.reason == row.error
+    assert str(row).endswith(row.error)
+
+
+def test_report_names_parameters_that_a_module_no_longer_has() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    recorder = Recorder(one=ParameterMonitor(Count(), "weight"), all=ParameterMonitor(Count())).modules(net)
+    for step in range(4):
+        if step == 1:
+            nn.utils.parametrizations.weight_norm(net[0])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    one, all_ = recorder.report().rows
+    assert (one.samples, one.module) == (1, "ParametrizedLinear without weight")
+    assert all_.samples == 4
+    assert all_.reason == "calls differ in what they have: 'bias' in 4, 'weight' in 1"
+
+
 def test_report_tells_of_dropout_that_fused_attention_passes_by() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
