@@ -120,8 +120,8 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         calls = max(counted, seen)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE.format(shown_name(name)) if name in gone else _reason(monitor, samples, others_recorded)
-        if samples and not reason:
-            reason = _by_leaf(monitor)
+        if samples:
+            reason = "; ".join(filter(None, [reason, _by_leaf(monitor)]))
         nonfinite, empty = _looked_at(monitor)
         if samples and not reason and empty:
             reason = "every observation was empty, a tensor without elements, so there is no result: look at the batches"

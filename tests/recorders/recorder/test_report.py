@@ -82,6 +82,15 @@ def test_report_says_what_failed_though_other_observations_were_recorded() -> No
     assert str(row).endswith(row.error)
 
 
+@pytest.mark.filterwarnings("ignore:CallMonitor")
+def test_report_says_what_failed_and_that_calls_differ() -> None:
+    recorder = Recorder(loss=CallMonitor(Count()))
+    for value in ({"a": 1.0, "b": 2.0}, {"a": 1.0}, "none"):
+        recorder.push("loss", value)
+    (row,) = recorder.report().rows
+    assert row.reason == f"{row.error}; calls differ in what they have: 'a' in 2, 'b' in 1"
+
+
 def test_report_names_parameters_that_a_module_no_longer_has() -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     recorder = Recorder(one=ParameterMonitor(Count(), "weight"), all=ParameterMonitor(Count())).modules(net)
