@@ -35,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(path: str, names: str | None = None, to: Sequence[str] | None = None, as_json: bool = False) -> None:
     """Write a recording or a timeline as one table, with one number in each row.
 
-    Columns of a recording: name, leaf, statistic, index, value. Columns of a timeline: tick, name, statistic, value. With `--json`
-    the standard output has them as `columns` and `rows`.
+    Columns of a recording: name, leaf, statistic, index, value; along several axes the index is a text such as "0,2". Columns of a
+    timeline: tick, name, statistic, value. With `--json` the standard output has them as `columns` and `rows`.
     """
     targets = [_target(text) for text in to or ["-"]]
     source = open_source(path)
@@ -75,7 +75,7 @@ def _table(source: Source, names: str | None, path: str) -> tuple[dict[str, str]
     if isinstance(source, Timeline):
         columns = {"tick": "int64", "name": "string", "statistic": "string", "value": "float64"}
         return columns, _timeline_rows(source, chosen_names(source, names))
-    return COLUMNS, rows(source, chosen_names(source, names))
+    return COLUMNS | {"index": "string"}, rows(source, chosen_names(source, names))
 
 
 def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:

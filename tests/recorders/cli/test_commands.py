@@ -241,6 +241,16 @@ def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:
     assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "double"]
 
 
+def test_export_of_a_recording_to_parquet_has_the_rows_of_the_csv(tmp_path: Path, capsys: Printed) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run = recording(tmp_path / "run")
+    said(capsys, "export", run, "--to", tmp_path / "run.parquet", "--to", tmp_path / "run.csv")
+    found = parquet.read_table(tmp_path / "run.parquet")
+    with (tmp_path / "run.csv").open(newline="") as file:
+        assert [{**row, "value": str(row["value"])} for row in found.to_pylist()] == list(csv.DictReader(file))
+    assert [str(kind) for kind in found.schema.types] == ["string", "string", "string", "string", "double"]
+
+
 def test_report_draws_the_charts(tmp_path: Path, capsys: Printed) -> None:
     pytest.importorskip("matplotlib")
     text = said(capsys, "report", timeline(tmp_path / "run.db"), "--to", f"png:{tmp_path / 'plots'}")
