@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import hypothesis  # noqa: F401  before garbage is frozen: its plugins ask who refers to what
+import hypothesis  # before garbage is frozen: its plugins ask who refers to what
 import pytest
 import torch
 from interpreted_hints import check_hints
@@ -24,6 +24,9 @@ from reducers.kernels.cpp import threads
 
 # Tests take loops and kernels away, of which the compiler's key for what it keeps of whole programs knows nothing.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # tests assert no times
+hypothesis.settings.load_profile("any machine")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")

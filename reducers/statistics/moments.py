@@ -76,10 +76,11 @@ def join_moments(a: State, b: State) -> State:
     number = count.clamp(min=1).to(a["m2"].dtype)
     share_b = b["count"] / number
     delta = b["mean"] - a["mean"]
-    spread = (delta * (share_b * a["count"]) * delta.conj()).real  # in this order 0 beside no element, however far its mean
-    joined = {"count": count, "mean": torch.addcmul(a["mean"], delta, share_b), "m2": a["m2"] + b["m2"] + spread}
+    weighted, m2 = delta * (share_b * a["count"]), a["m2"] + b["m2"]  # weighted first: 0 beside no element, however far its mean
+    m2 = m2 + (weighted * delta.conj()).real if delta.is_complex() else torch.addcmul(m2, weighted, delta)
+    joined = {"count": count, "mean": torch.addcmul(a["mean"], delta, share_b), "m2": m2}
     if "m3" in a:
-        share_a = a["count"] / number
+        share_a, spread = a["count"] / number, weighted * delta
         lean = 3 * (share_a * b["m2"] - share_b * a["m2"]) + spread * (share_a - share_b)
         joined["m3"] = a["m3"] + b["m3"] + delta * lean
     if "m4" in a:

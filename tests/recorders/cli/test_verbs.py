@@ -406,6 +406,7 @@ ction
 
 
 def test_tables_on_narrow_terminals_are_blocks_of_lines(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     name = "encoder.layers.10.attention.output.projection"
     for folder, value in (("one", 0.5), ("other", 0.75)):
         recorder = Recorder(loss=CallMonitor(Summary())).add(name, CallMonitor(Summary()))
