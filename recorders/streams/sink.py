@@ -74,7 +74,7 @@ def rows_of(place: str, value: Tensor, axes: int) -> Tensor:
         x = plain(value)
     except (OperandError, RuntimeError) as error:  # the latter of a tensor that left a transform of torch.func
         raise OperandError(f"{place!r}: {error!s:.200}") from error
-    if x.layout is torch.strided and not x.is_nested and (reason := why_no_memory(x)):
+    if x.layout is torch.strided and (reason := why_no_memory(x)):
         raise OperandError(f"{place!r}: a tensor {reason} has no rows: put a copy that is plain")
     if x.ndim - axes > MAX_RANK:
         raise OperandError(f"{place!r}: rows of {x.ndim - axes} axes; {MAX_RANK} can be read back")

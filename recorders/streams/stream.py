@@ -60,7 +60,7 @@ class Stream(display.ShownAsTable):
         path: the folder.
 
     Raises:
-        StorageError: another `Stream` is writing to the folder.
+        StorageError: another `Stream` is writing to the folder, or nobody can.
         NotARecordingError: the folder holds something else.
         CorruptRecordingError, SchemaError: its index is damaged, or of a newer version.
 
@@ -135,8 +135,7 @@ class Stream(display.ShownAsTable):
             SelectionError: nothing matches.
             ValueError: `axes` is less than 1.
         """
-        if type(axes) is not int or axes < 1:
-            raise ValueError(f"attach(axes={axes!r}): give the number of leading axes that are rows, at least 1")
+        _check_axes("attach", axes)
         groups: dict[str, Any] = {group: kind(RowCount(axes), **options)}
         recorder = Recorder(**groups) if group else Recorder(groups[group])
         recorder.modules(net, types, names=names, exclude=exclude, where=where)
@@ -152,18 +151,12 @@ class Stream(display.ShownAsTable):
             ids: whole numbers of shape (samples,) or (samples, columns), on any device; None numbers the samples of each place.
 
         Raises:
-            OperandError: the ids are no whole numbers.
+            OperandError: the ids are no whole numbers, or beyond int64.
             RuntimeError: the block is within another.
         """
         if self._given:
             raise RuntimeError("stream.given(...) within another: a stream records one batch at a time")
-        found = None if ids is None else torch.as_tensor(ids, device="cpu")
-        if found is not None and not isinstance(ids, Tensor) and not found.numel():
-            found = found.to(torch.int64)  # of an empty list PyTorch makes floats
-        if found is not None:
-            if found.is_floating_point() or found.is_complex() or found.dtype is torch.bool or not 1 <= found.ndim <= 2:
-                raise OperandError(f"ids are whole numbers of shape (samples,) or (samples, columns); got {shapes(found)}")
-            found = as_monitor(found.detach().clone)
+        found = None if ids is None else as_monitor(_as_ids, ids)
         with self._lock:
             if self._seen:
                 self._end_batch()
@@ -184,8 +177,11 @@ class Stream(display.ShownAsTable):
 
         Raises:
             OperandError: the tensor cannot be written: its rows differ from earlier ones, it has not as many samples as there
-                are ids, or holds no plain values (sparse, quantised, nested, meta).
+                are ids, or holds no plain values (sparse, meta). A quantised tensor is dequantised, and of a nested one the
+                rows of all its parts are samples.
+            ValueError: `axes` is less than 1.
         """
+        _check_axes("put", axes)
         x = rows_of(place, value, axes)
         dtype = self._dtype if self._dtype is not None and x.is_floating_point() else x.dtype
         with self._lock:
@@ -287,7 +283,7 @@ class Stream(display.ShownAsTable):
 
     def _check(self, place: str, x: Tensor, dtype: torch.dtype, axes: int) -> Kind:
         """The kind of the rows; raises `OperandError` if it is not that of the place."""
-        if x.layout != torch.strided or x.is_nested:
+        if x.layout != torch.strided:
             raise OperandError(f"{place!r}: a tensor of layout {x.layout} has no rows; make it dense with op_=Tensor.to_dense")
         if str(dtype).removeprefix("torch.") not in CODES:
             raise OperandError(f"{place!r}: rows of {dtype} cannot be stored; convert them with op_")
@@ -316,6 +312,27 @@ class Stream(display.ShownAsTable):
         if reason not in self._warned:
             self._warned.add(reason)
             warn_user(f"the stream to {self.path} {reason}", RecordingWarning)
+
+
+def _check_axes(method: str, axes: int) -> None:
+    if type(axes) is not int or axes < 1:
+        raise ValueError(f"{method}(axes={axes!r}): give the number of leading axes that are rows, at least 1")
+
+
+def _as_ids(ids: Tensor | Sequence[Any]) -> Tensor:
+    """A copy of the ids as a tensor of whole numbers on the CPU."""
+    what = "ids are whole numbers of shape (samples,) or (samples, columns)"
+    try:
+        found = torch.as_tensor(ids, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OperandError(f"{what}; got {ids!r:.100}: {error!s:.200}") from error
+    if not isinstance(ids, Tensor) and not found.numel():
+        found = found.to(torch.int64)  # of an empty list PyTorch makes floats
+    if found.is_floating_point() or found.is_complex() or found.dtype is torch.bool or not 1 <= found.ndim <= 2:
+        raise OperandError(f"{what}; got {shapes(found)}")
+    if found.dtype is torch.uint64 and (found.view(torch.int64) < 0).any():
+        raise OperandError("files hold ids of at most 2**63 - 1, and a larger one was given")
+    return found.detach().clone()
 
 
 def _close(writer: Writer, seen: set[str], next_ids: Mapping[str, int]) -> None:

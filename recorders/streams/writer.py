@@ -41,11 +41,13 @@ class Writer:
 
     def __init__(self, folder: Path, shard_bytes: int, queue: Queue) -> None:
         self.folder, self.queue, self._shard_bytes = folder, queue, shard_bytes
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(folder / LOCK)
         except BlockingIOError as error:
             raise StorageError(f"another Stream is writing to {folder}; give each process a folder of its own") from error
+        except OSError as error:
+            raise StorageError(f"cannot write a stream to {folder}: {error}; give a folder that can be made, or written") from error
         try:
             shards = prepare(folder)
         except BaseException:

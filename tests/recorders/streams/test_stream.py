@@ -224,6 +224,33 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path: Path, value: Any, m
     assert stream.rows == {"x": 1}
 
 
+@pytest.mark.parametrize("axes", [0, -1, True, "1", 1.0])
+def test_axes_that_are_no_number_of_rows_spoil_no_stream(tmp_path: Path, axes: Any) -> None:
+    with Stream(tmp_path) as stream:
+        stream.put("x", torch.zeros(1, 3))
+        with pytest.raises(ValueError, match=r"put\(axes=.*\): give the number of leading axes that are rows, at least 1"):
+            stream.put("y", torch.zeros(2, 3), axes=axes)
+    assert len(StreamDataset(tmp_path, "x")) == 1  # an index with a negative number of ids could not be read
+
+
+def test_ids_beyond_int64_are_refused(tmp_path: Path) -> None:
+    with Stream(tmp_path) as stream:
+        with stream.given(ids=torch.tensor([7, 2**63 - 1], dtype=torch.uint64)):
+            stream.put("x", torch.zeros(2, 3))
+        beyond = torch.tensor([1, 2**63 + 1], dtype=torch.uint64)
+        with pytest.raises(OperandError, match=r"ids of at most 2\*\*63 - 1"), stream.given(ids=beyond):
+            pass
+    assert StreamDataset(tmp_path, "x", ids=True)[:][1].flatten().tolist() == [7, 2**63 - 1]
+
+
+def test_a_stream_over_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "acts"):
+        with pytest.raises(StorageError, match=r"cannot write a stream to .*notes\.txt"):
+            Stream(path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_in_hooks_a_refusal_is_one_warning_and_the_network_goes_on(tmp_path: Path) -> None:
     net = network()
     with Stream(tmp_path) as stream, stream.attach(net, "0") as recorder:
@@ -238,8 +265,8 @@ def test_in_hooks_a_refusal_is_one_warning_and_the_network_goes_on(tmp_path: Pat
 
 def test_ids_and_options_that_make_no_sense_are_errors(tmp_path: Path) -> None:
     with Stream(tmp_path / "a") as stream:
-        for ids in ([0.5], [True], 3, [[[1]]]):
-            with pytest.raises(OperandError, match="whole numbers of shape"), stream.given(ids=ids):
+        for ids in ([0.5], [True], 3, [[[1]]], "abc", [2**64], {"a": 1}, [[1], [2, 3]]):
+            with pytest.raises(OperandError, match="whole numbers of shape"), stream.given(ids=ids):  # type: ignore[arg-type]
                 pass
         with stream.given(), pytest.raises(RuntimeError, match="within another"), stream.given():
             pass
