@@ -201,6 +201,8 @@ INSIDE = {
     "_forward_pre_hooks": "what nn.Module keeps hooks in; a module without it counts as one without hooks",
     "_backward_hooks": "what nn.Module keeps hooks in; without it, a copy that findings runs calls those of the user once",
     "_backward_pre_hooks": "the same",
+    "_post_accumulate_grad_hooks": "what a parameter keeps hooks in; without it, one that was swapped is not hooked anew",
+    "_cdata": "the address of what is swapped; the same",
     "_optimizer_step_pre_hooks": "what an optimizer keeps its own hooks in; one without it counts as one that has some",
     "_distribute_module_applied": "what styles of tensor parallelism mark a module with; without the mark none is unclear",
     "_compiled_call_impl": "what module.compile() sets; without it, bisect runs what such a module compiled in eager mode only",

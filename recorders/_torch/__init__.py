@@ -176,6 +176,17 @@ def drop_backward_hooks(net: nn.Module) -> None:
             getattr(module, kind, {}).clear()
 
 
+def address_of(tensor: Tensor) -> int:
+    """The address of what a tensor is in C++, which `torch.utils.swap_tensors` exchanges."""
+    found: int = getattr(tensor, "_cdata", 0)
+    return found
+
+
+def drop_accumulate_hooks(parameter: nn.Parameter) -> None:
+    """Take all hooks off a parameter that are called when a gradient was accumulated in it."""
+    parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+
 def _one_by_one(method: str) -> Callable[..., None]:
     def run(*lists: list[Tensor]) -> None:
         for tensors in zip(*lists, strict=True):

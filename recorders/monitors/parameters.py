@@ -7,15 +7,15 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
+from recorders._torch import address_of, drop_accumulate_hooks, hooks_ref
 from recorders.capture.calls import Call
+from recorders.capture.hooks import Hook
 from recorders.capture.operands import as_operand
 from recorders.capture.switching import remove
 from recorders.errors import TargetError
@@ -101,6 +101,39 @@ class ParameterMonitor(ModuleParameterMonitor):
             self._observe(module, {path: (value,) for path, value in self._parameters(module)})
 
 
+@dataclass(frozen=True)
+class _AccumulateHook:
+    """A hook that is called when a gradient was accumulated in a parameter.
+
+    It holds no weak reference to the parameter: PyTorch refuses to swap tensors that have one, and conversions of nets may do so
+    (`torch.utils.swap_tensors`).
+
+    Attributes:
+        handle: that of the hook.
+        parameter: the `id` of the parameter.
+        contents: the address of what a swap exchanges.
+    """
+
+    handle: Any
+    parameter: int
+    contents: int
+
+    def is_on(self, parameter: nn.Parameter) -> bool:
+        """Whether PyTorch calls it for this parameter."""
+        same = (self.parameter, self.contents) == (id(parameter), address_of(parameter))
+        return same and hooks_ref(self.handle)() is not None  # otherwise this is another parameter, at the same place in memory
+
+    def take_off(self, parameter: nn.Parameter) -> None:
+        """Removes the hook, which is not on `parameter`; after a swap with all of our hooks that are beside it.
+
+        PyTorch calls no hook of before the swap, nor one that is put beside them. If there are hooks of the user, they stay.
+        """
+        remove(self.handle)
+        hooks = hooks_ref(self.handle)()
+        if self.parameter == id(parameter) and hooks is not None and all(isinstance(hook, Hook) for hook in hooks.values()):
+            drop_accumulate_hooks(parameter)
+
+
 class ParameterGradientOptions(MonitorOptions, total=False):
     """The options of `ParameterGradientMonitor`."""
 
@@ -141,8 +174,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         if when not in ("step", "accumulate"):
             raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
         self.when, self.reading = when, _GRADIENTS if when == "step" else None
-        self._hooked: Any = WeakIdKeyDictionary()
-        self._hooked_at = WeakValueDictionary[str, nn.Parameter]()
+        self._hooked: dict[str, _AccumulateHook] = {}
         super().__init__(reducer, attr, module, **options)
         self.buffer.shared = when == "step"
 
@@ -160,24 +192,31 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     hooks_change = True  # a parameter that is replaced gets a new one
 
     def all_handles(self) -> list[Any]:
-        return [*super().all_handles(), *self._hooked.values()]
+        return [*super().all_handles(), *(hook.handle for hook in self._hooked.values())]
 
     def deregister(self) -> Monitor:
         self._restore_hooks()
-        for handle in self._hooked.values():
-            remove(handle)
-        self._hooked = WeakIdKeyDictionary()
+        for hook in self._hooked.values():
+            remove(hook.handle)
+        self._hooked = {}
         return super().deregister()
 
     def _hook_new(self, module: nn.Module, *_: Any) -> None:
         """Hooks parameters that have no hook yet. Before every forward, because parameters may be replaced, frozen and unfrozen."""
         for path, parameter in self._parameters(module):
-            before = self._hooked_at.get(path)
-            if before is not None and before is not parameter and before in self._hooked:
-                remove(self._hooked.pop(before))  # FSDP2 would report its gradient a second time, reduced and cut
-            self._hooked_at[path] = parameter
-            if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
-                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
+            before = self._hooked.get(path)
+            if before is not None and before.is_on(parameter):
+                continue
+            if before is not None:
+                del self._hooked[path]
+                if before not in self._hooked.values():
+                    before.take_off(parameter)  # FSDP2 would report its gradient a second time, reduced and cut
+            tied = next((hook for hook in self._hooked.values() if hook.is_on(parameter)), None)
+            if tied is not None:
+                self._hooked[path] = tied
+            elif parameter.requires_grad and not is_lazy(parameter):
+                handle = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
+                self._hooked[path] = _AccumulateHook(handle, id(parameter), address_of(parameter))
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         module = self.module

@@ -350,6 +350,33 @@ def test_lazy_parameters_are_hooked_once_they_are_there() -> None:
     assert (monitor.samples, monitor.peek()) == (1, 6)
 
 
+def test_parameters_that_a_conversion_swaps_are_hooked_anew() -> None:
+    layer = nn.Linear(2, 1)
+    monitors = [ParameterGradientMonitor(Count(), "weight", layer, when="accumulate") for _ in range(2)]
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for step in range(4):
+            layer(torch.ones(1, 2, dtype=layer.weight.dtype)).sum().backward()
+            layer.zero_grad()
+            if step == 1:
+                layer.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert [monitor.samples for monitor in monitors] == [4, 4]
+
+
+def test_a_parameter_under_two_names_is_hooked_once_though_one_is_replaced() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    layer.register_parameter("tied", layer.weight)
+    monitor = ParameterGradientMonitor(Sum(), None, layer, when="accumulate")
+    for step in range(3):
+        if step == 1:
+            layer.weight = nn.Parameter(torch.ones(2, 2))
+        (layer(torch.ones(1, 2)).sum() + 2 * layer.tied.sum()).backward()
+        layer.zero_grad()
+    assert {path: int(value) for path, value in monitor.peek().items()} == {"weight": 4 * (3 + 1 + 1), "tied": 4 * (3 + 2 + 2)}
+
+
 class SAM(torch.optim.Optimizer):
     """As they are commonly written: the step of the one that it wraps is taken from where the gradients were taken."""
 
