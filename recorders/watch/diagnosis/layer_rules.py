@@ -185,7 +185,8 @@ def never_ran(known: Evidence) -> Iterator[Finding]:
             what, severity = f"none of its {len(parts[names[0]])} layers was called: {what}", severity or "warning"
         if len(names) > 1:
             what = f"{what}; and so with {len(names) - 1} more like it, to {names[-1]}"
-        yield fault("never-ran", names[0], what, severity=severity)
+        where = names[0] if len(parts[names[0]]) > 1 else layer.name  # the module around one layer may have been called
+        yield fault("never-ran", where, what, severity=severity)
     if empty := [layer.name for layer in known.layers if layer.empty and layer.has_weights]:
         more = f", and so was that of {len(empty) - 1} more layers" if len(empty) > 1 else ""
         yield fault("never-ran", empty[0], f"all it was given was empty, without samples{more}", severity="notice")

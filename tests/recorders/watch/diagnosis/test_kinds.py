@@ -408,16 +408,16 @@ class Halved(nn.Module):
         return x.half()
 
 
-def sure_of_labels_by_chance(setup: Setup) -> None:
+def sure_of_labels_by_chance(setup: Setup, size: int, steps: int) -> None:
     """The binary cross entropy of labels that have nothing to do with the inputs: it falls from far above what it comes to."""
-    setup.steps, setup.rate = 250, 1e-2
+    setup.steps, setup.rate = steps, 1e-2
     setup.net[5] = nn.Linear(24, 1)  # type: ignore[index]
     nn.init.constant_(setup.net[5].bias, 6.0)  # type: ignore[index]
     setup.loss = nn.functional.binary_cross_entropy_with_logits
     draws = torch.Generator().manual_seed(0)
 
     def by_chance(step: int) -> tuple[Tensor, Tensor]:
-        return torch.randn(256, FEATURES, generator=draws), torch.randint(2, (256, 1), generator=draws).float()
+        return torch.randn(size, FEATURES, generator=draws), torch.randint(2, (size, 1), generator=draws).float()
 
     setup.batch = by_chance  # type: ignore[method-assign]
 
@@ -440,7 +440,14 @@ WAYS: dict[str, tuple[Callable[[Setup], Any], tuple[str, str, str]]] = {
     "a step at the end": (rounded_at_the_end, ("frozen", "5", "detached")),
     "steps below the last bit": (hardly_stepping, ("frozen", "optimizer", "rate-too-low")),
     "gradients that underflow": (underflowing, ("frozen", "optimizer", "loss-scale")),
-    "labels by chance, and a first loss far above": (sure_of_labels_by_chance, ("loss-does-not-fall", "loss", "labels-do-not-fit")),
+    "labels by chance, and a first loss far above": (
+        partial(sure_of_labels_by_chance, size=256, steps=250),
+        ("loss-does-not-fall", "loss", "labels-do-not-fit"),
+    ),
+    "the same in small batches": (
+        partial(sure_of_labels_by_chance, size=24, steps=600),
+        ("loss-does-not-fall", "loss", "labels-do-not-fit"),
+    ),
     "a first layer that is random": (random_first_layer, ("loss-does-not-fall", "loss", "frozen")),
     "weights that begin anew at each epoch": (every(30, begins_anew), ("written-between-steps", "(net)", "weights-overwritten")),
     "an optimizer that forgets": (forgets, ("optimizer-made-anew", "optimizer", "optimizer-reset")),
