@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from recorders.cli.output import UsageError, print_json, print_written, working
-from recorders.cli.sources import Source, add_names, add_source, chosen_names, open_source
+from recorders.cli.sources import Source, add_names, add_source, chosen_names, file_to_write, open_source
 from recorders.errors import NotARecordingError, require
-from recorders.recordings.atomic_files import as_path, written_whole
+from recorders.recordings.atomic_files import written_whole
 from recorders.recordings.display import printable
 from recorders.recordings.export import COLUMNS, rows
 from recorders.streams.files import StreamFiles
@@ -40,20 +40,20 @@ def run(path: str, names: str | None = None, to: Sequence[str] | None = None, as
     """
     targets = [_target(text) for text in to or ["-"]]
     source = open_source(path)
-    written = []
-    for kind, file in targets:
+    drafts = [None if file == "-" else file_to_write(file, [path]) for _, file in targets]
+    for (kind, _), file in zip(targets, drafts, strict=True):
         columns, lines = _table(source, names, path)
-        if file == "-":
+        if file is None:
             _print(columns, lines, as_json)
             continue
-        with working("writing"), written_whole(Path(as_path(file))) as draft:
+        with working("writing"), written_whole(file) as draft:
             if kind == "parquet":
                 _write_parquet(draft, columns, lines)
             else:
                 with draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as opened:
                     _write_csv(opened, columns, lines)
-        written.append(file)
-    print_written(written, as_json and len(written) == len(targets))
+    if None not in drafts:
+        print_written([file for _, file in targets], as_json)
 
 
 def _target(text: str) -> tuple[str, str]:

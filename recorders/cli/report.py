@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recorders.cli.output import UsageError, print_written, working
-from recorders.cli.sources import Source, add_source, at_least, kind_of, open_source
+from recorders.cli.sources import Source, add_source, at_least, file_to_write, kind_of, open_source
 from recorders.errors import NotARecordingError
-from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import drawable
 from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
@@ -48,6 +47,9 @@ def run(
     if len(paths) > 2:
         raise UsageError("give one run, or two to compare")
     targets = [_target(text) for text in to or ["html"]]
+    printed = ("html", "-") in targets
+    if printed and as_json:
+        raise UsageError("a page on the standard output is no JSON: give a file, as in --to html:report.html, or leave out --json")
     sources = [open_source(path) for path in paths]
     written: list[str | Path] = []
     for kind, target in targets:
@@ -55,7 +57,8 @@ def run(
             written += _page(target, sources, paths, title)
         else:
             written += _replayed(kind, target, sources, paths[0], dpi)
-    print_written(written, as_json)
+    if not printed:
+        print_written(written, as_json)
 
 
 def _target(text: str) -> tuple[str, str]:
@@ -77,7 +80,7 @@ def _page(target: str, sources: Sequence[Source], paths: Sequence[str], title: s
     if target == "-":
         sys.stdout.write(page)
         return []
-    return [write_whole(Path(as_path(target)), page)]
+    return [write_whole(file_to_write(target, paths), page)]
 
 
 def _replayed(kind: str, target: str, sources: Sequence[Source], path: str, dpi: float) -> list[str | Path]:

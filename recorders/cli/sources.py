@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from recorders.cli.output import working
+from recorders.cli.output import UsageError, working
 from recorders.errors import SelectionError
+from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.display import is_named, listed, shown_name
 from recorders.recordings.recording import Recording
 from recorders.streams.files import StreamFiles
@@ -53,6 +56,18 @@ def open_source(path: str) -> Source:
     """What is at a path or a URL; nothing is created or changed."""
     with working(f"reading {path}"):
         return open_recorded(path)
+
+
+def file_to_write(text: str, paths: Iterable[str]) -> Path:
+    """The file of that name; raises `UsageError` if it is what is at one of the paths that are read, or a file of that."""
+    target = Path(as_path(text))
+    for path in paths:
+        if is_url(path):
+            continue
+        real, source = Path(os.path.realpath(target)), Path(os.path.realpath(as_path(path)))
+        if real == source or (source in real.parents and real.suffix in (".json", ".jsonl", ".safetensors")):
+            raise UsageError(f"{text} is what is read: give another file")
+    return target
 
 
 def kind_of(source: Source) -> str:

@@ -241,6 +241,29 @@ def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:
     assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "double"]
 
 
+def test_no_verb_writes_over_what_it_reads(tmp_path: Path, capsys: Printed) -> None:
+    run, folder = timeline(tmp_path / "run.db"), recording(tmp_path / "run")
+    (tmp_path / "link.csv").symlink_to(run)
+    manifest, generation = folder / "manifest.json", next(folder.glob("generation-*/*"))
+    before = [file.read_bytes() for file in (run, manifest, generation)]
+    for source, target in [(run, run), (run, tmp_path / "link.csv"), (folder, manifest), (folder, generation), (folder, folder)]:
+        for verb, kind in (("export", "csv"), ("export", "parquet"), ("report", "html")):
+            text = said(capsys, verb, source, "--to", f"{kind}:{target}", status=2)
+            assert "is what is read: give another file" in text
+    assert [file.read_bytes() for file in (run, manifest, generation)] == before
+
+
+def test_nothing_is_printed_beside_what_goes_to_the_standard_output(tmp_path: Path, capsys: Printed) -> None:
+    run = recording(tmp_path / "run")
+    alone = said(capsys, "export", run, "--to", "-")
+    assert said(capsys, "export", run, "--to", tmp_path / "run.csv", "--to", "-") == alone
+    data = json.loads(said(capsys, "export", run, "--to", tmp_path / "run.csv", "--to", "-", "--json"))
+    assert list(data) == ["columns", "rows"]
+    page = said(capsys, "report", run, "--to", tmp_path / "run.html", "--to", "-")
+    assert page.endswith("</html>\n")
+    assert "a page on the standard output is no JSON" in said(capsys, "report", run, "--to", "-", "--json", status=2)
+
+
 def test_export_of_a_recording_to_parquet_has_the_rows_of_the_csv(tmp_path: Path, capsys: Printed) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     run = recording(tmp_path / "run")
