@@ -85,7 +85,8 @@ class Scatter(Reducer):
         x = observation(self, xs)
         if x.numel() == 0:
             return state
-        finite, wide = torch.isfinite(x).all(), wide_float(x)
+        wide = wide_float(x)
+        finite = torch.isfinite(wide).all()
         one = {
             "count": finite.to(torch.int64),
             "nonfinite": (~finite).to(torch.int64),
@@ -101,12 +102,12 @@ class Scatter(Reducer):
         b = to_device(b, a["mean"].device)
         count, delta = a["count"] + b["count"], b["mean"] - a["mean"]
         share = b["count"] / real(count.clamp(min=1))
-        distance = torch.linalg.vector_norm(delta).square()
+        distance = torch.linalg.vector_norm(delta)
         return {
             "count": count,
             "nonfinite": a["nonfinite"] + b["nonfinite"],
             "mean": torch.addcmul(a["mean"], delta, share.to(delta.dtype)),
-            "scatter": a["scatter"] + b["scatter"] + distance * share * a["count"],
+            "scatter": a["scatter"] + b["scatter"] + distance * (share * a["count"]) * distance,  # 0 beside none, however far
         }
 
     def _check(self, state: State) -> None:

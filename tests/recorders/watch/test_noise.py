@@ -97,6 +97,14 @@ def test_states_merge_in_any_grouping_and_start_with_nothing_finite() -> None:
         assert found["square"].item() == pytest.approx(values.mean(0).square().sum().item(), rel=1e-12)
 
 
+def test_far_means_beside_nothing_finite_and_numbers_of_8_bits_scatter_nothing() -> None:
+    scatter = Scatter()
+    for x in (torch.full((3,), 1e160, dtype=torch.float64), torch.ones(3).to(torch.float8_e4m3fn)):
+        state = scatter.update(scatter.update({}, torch.full((3,), torch.nan)), x)
+        assert scatter.compute(state)["scatter"] == 0
+        assert scatter.compute(state)["count"] == scatter.compute(state)["nonfinite"] == 1
+
+
 def test_the_lens_is_data_and_refuses_what_is_no_batch_size() -> None:
     lens = lenses.GradientNoise()
     assert pickle.loads(pickle.dumps(lens)).charts == lens.charts
