@@ -146,6 +146,7 @@ def sync(
         rank or `torch.distributed` is not initialised. With `async_op`, a `SyncHandle` whose `wait()` returns that.
 
     Raises:
+        ValueError: `missing` is neither, and there is only one rank; of several ranks all raise a `SyncError` that says so.
         SyncError: nothing was merged, and `recording` is as it was, to be saved. With `async_op`, `wait()` raises what is found
             after the states were sent.
 
@@ -168,6 +169,7 @@ def sync(
     True
     """
     if is_alone(group):
+        _check_missing(missing)
         alone = SyncHandle((), lambda: recording)
         return alone if async_op else alone.wait()
     exchange = Exchange(group, "sync")
@@ -183,7 +185,8 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
 
     def announce() -> Message:
         nonlocal packed
-        if receiver is not None and receiver not in ranks:
+        _check_missing(missing)
+        if to != "all" and (type(to) is not int or to not in ranks):
             raise SyncError(f"to={to!r} is neither 'all' nor a rank of the group, which has {listed(ranks)}")
         packed = pack(recording, exchange.device, missing, f"sync(to={to!r}, missing={missing!r})")
         return Message(0, len(packed.manifest), free_memory(), hashlib.sha256(packed.manifest).digest())
@@ -223,6 +226,11 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
             raise SyncError(f"the ranks do not fit together: {error}") from error
 
     return merge
+
+
+def _check_missing(missing: Missing) -> None:
+    if missing not in ("error", "keep"):
+        raise ValueError(f"sync(missing={missing!r}): choose 'error' or 'keep'")
 
 
 def _refuse(problems: Iterator[str], failure: Exception | None = None) -> None:

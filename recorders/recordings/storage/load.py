@@ -113,8 +113,8 @@ def load_lazily(path: str | os.PathLike[str]) -> tuple[Recording, str]:
             raise
         weakref.finalize(found.subrecordings, shutil.rmtree, copy, ignore_errors=True)
         return found, generation
-    root, recipes = as_path(path), Recipes()
-    manifest = manifest_at(root, skip=False)
+    manifest = manifest_at(path, skip=False)
+    root, recipes = os.path.abspath(as_path(path)), Recipes()  # the program may be in another folder when it is looked at
     if manifest.ranks is None:
         return _lazily(root, manifest, recipes, mapped=True), manifest.generation
     held = {f"rank {rank}": _lazily(root, read_rank(root, manifest, rank), recipes) for rank in manifest.ranks}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -428,6 +428,24 @@ def test_ranks_that_ask_for_other_receivers_are_refused(world: World) -> None:
     assert "rank 2 calls sync(to='all', missing='error'); rank 1 calls sync(to=1, missing='error')" in text
     text = refused(world.run(to_several, [7, 1, 1]))
     assert "rank 0 cannot send what it recorded: SyncError: to=7 is neither 'all' nor a rank of the group" in text
+
+
+def oddly_asked(place: Place, options: Sequence[Mapping[str, Any]]) -> Any:
+    rank, group = place
+    return sync(recording_of(["a"], Mean()), group, **options[rank])
+
+
+@pytest.mark.parametrize("odd", [None, True, 1.0, "0"])
+def test_a_receiver_that_is_no_rank_is_refused(world: World, odd: Any) -> None:
+    text = refused(world.run(oddly_asked, [{"to": odd}] * 3))
+    assert f"SyncError: to={odd!r} is neither 'all' nor a rank of the group" in text
+
+
+def test_an_unknown_way_to_merge_names_is_refused(world: World) -> None:
+    text = refused(world.run(oddly_asked, [{}, {"missing": "kept"}, {}]))
+    assert "rank 1 cannot send what it recorded: ValueError: sync(missing='kept'): choose 'error' or 'keep'" in text
+    with pytest.raises(ValueError, match=r"sync\(missing='kept'\): choose 'error' or 'keep'"):
+        oddly_asked((0, None), [{"missing": "kept"}])
 
 
 def inferred(place: Place) -> Any:

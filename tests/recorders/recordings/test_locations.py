@@ -36,6 +36,16 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "~" not in os.listdir()
 
 
+def test_what_is_merged_is_found_after_the_program_went_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(RECORDING, "one")
+    save(RECORDING, "two", layout="packed")
+    merged = merge(["one", "two"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert merged["loss"].peek()["count"] == 4
+
+
 @pytest.mark.parametrize("pattern", ["generation-*", "generation-*/*", "manifest.json"])
 def test_parts_of_a_recording(tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
     root = save(RECORDING, tmp_path / "run")
