@@ -102,12 +102,12 @@ class Scatter(Reducer):
         b = to_device(b, a["mean"].device)
         count, delta = a["count"] + b["count"], b["mean"] - a["mean"]
         share = b["count"] / real(count.clamp(min=1))
-        distance = torch.linalg.vector_norm(delta)
+        distance = (delta * (share * a["count"]) * delta.conj()).real.sum()  # in this order 0 beside none, however far
         return {
             "count": count,
             "nonfinite": a["nonfinite"] + b["nonfinite"],
             "mean": torch.addcmul(a["mean"], delta, share.to(delta.dtype)),
-            "scatter": a["scatter"] + b["scatter"] + distance * (share * a["count"]) * distance,  # 0 beside none, however far
+            "scatter": a["scatter"] + b["scatter"] + distance,
         }
 
     def _check(self, state: State) -> None:
