@@ -52,7 +52,7 @@ few = pytest.mark.parametrize(
 )
 """Compiling takes a second each: by default one statistic of each file is compiled, and the others in the slow tests."""
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
-quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 KINDS = ("normal", "offset", "constant", "zeros", "holes", "nothing finite")
 

@@ -94,7 +94,7 @@ def test_integers_add_up_exactly() -> None:
     assert result(Sum(), big, big).item() == 2**54 + 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     kept=st.sets(st.integers(0, 3)),

@@ -99,7 +99,7 @@ ACTS = ("observe", "observe", "other shape", "turned", "look", "snapshot", "rese
 
 
 @pytest.mark.filterwarnings("ignore:.*elements not finite")  # saving says so
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(acts=st.lists(st.sampled_from(ACTS), min_size=1, max_size=25))
 def test_no_bit_depends_on_what_is_done_in_between(acts: list[str]) -> None:
     recorder = Recorder(ForwardMonitor(Summary("b c w -> c"))).modules(nn.Sequential(layer := nn.Identity()), leaves=True)

@@ -105,7 +105,7 @@ def test_the_first_is_reduced_at_once_the_next_wait_and_are_joined_in_one_go(cal
 ACTS = ("call", "call", "call", "peek", "state", "snapshot", "samples", "other shape", "merge")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(ACTS), max_size=14))
 def test_no_bit_depends_on_who_looks_when(what: list[str]) -> None:
     monitor, plain = (ForwardMonitor(Moments("b c -> c")) for _ in range(2))

@@ -332,7 +332,7 @@ def test_what_a_training_does_in_every_other_step_is_no_cost_of_recording(time: 
     jumps=st.dictionaries(st.integers(0, 299), st.integers(0, 500), max_size=2),
     off=st.integers(0, 299),
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_asking_at_any_time_changes_nothing_of_what_is_recorded(
     every_step: int, asked: list[int], jumps: dict[int, int], off: int
 ) -> None:

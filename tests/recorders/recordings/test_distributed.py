@@ -125,7 +125,7 @@ def test_two_ranks_one_without_data_equal_one_pass(world: World) -> None:
     assert answers[0][0] == answers[1][0] == bits(recorded([0, 1, 2, 3, 4]).snapshot())
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(cuts=st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE))
 def test_any_cut_equals_one_pass(world: World, cuts: list[int]) -> None:
     answers = returned(world.run(sync_shards, cuts))

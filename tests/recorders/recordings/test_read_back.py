@@ -57,7 +57,7 @@ def same(a: Any, b: Any) -> bool:
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(notes=st.lists(st.tuples(odd, odd), max_size=3), rows=st.lists(st.tuples(ticks, odd, odd, numbers, steps, odd), max_size=3))
 def test_a_timeline_reads_back_what_it_accepted(notes: Any, rows: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def test_a_step_is_a_count(step: Any, tmp_path: Path) -> None:
         assert timeline.verify() == {}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     names=st.lists(odd, min_size=1, max_size=3), leaf=odd, alias=odd, step=st.one_of(st.none(), st.integers(), st.booleans(), texts)
 )
@@ -135,7 +135,7 @@ def test_what_no_reader_would_take_is_no_manifest() -> None:
     assert list(decode(most, "here").lines) == ["x" * (2**20 - 2)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(places=st.lists(odd, min_size=1, max_size=3))
 def test_a_stream_reads_back_what_it_accepted(places: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

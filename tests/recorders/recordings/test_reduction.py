@@ -111,7 +111,7 @@ def check_alike(merged: Recording, expected: Recording) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_every_reducer_merges_over_ranks_as_if_it_were_gathered(case: Case, data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))

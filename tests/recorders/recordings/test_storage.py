@@ -282,7 +282,7 @@ class TestNames:
             assert load_file(path)
 
     @given(st.lists(st.text(st.characters(), max_size=8), unique=True, max_size=5), st.text(st.characters(), max_size=8))
-    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_name(self, tmp_path: Path, names: list[str], key: str) -> None:
         recording = Recording({name: Subrecording(None, {key: {name: torch.ones(1)}}, saved_results={name: {}}) for name in names})
         assert facts(load(save(recording, tmp_path / "run", overwrite=True))) == facts(recording)
@@ -870,7 +870,7 @@ class TestHostile:
             load(root)
 
 
-fuzz = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestFuzz:

@@ -259,7 +259,7 @@ ACTS = (*SIZES, "double", "turned", "wrong", "peek", "samples", "states", "autoc
 
 
 @pytest.mark.filterwarnings("ignore:.*keeps shape")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(acts=st.lists(st.sampled_from(ACTS), max_size=60), reducer=st.sampled_from([Summary("b c -> c"), Quantile("b c -> c")]))
 def test_whatever_comes_is_recorded_once_and_looking_changes_no_bit(acts: list[str], reducer: Reducer) -> None:
     layers = [nn.Identity(), nn.Identity()]
@@ -290,7 +290,7 @@ def test_whatever_comes_is_recorded_once_and_looking_changes_no_bit(acts: list[s
         laws.close(monitor.peek(), reducer.compute(updated(reducer, xs)), rtol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(acts=st.lists(st.sampled_from(("8", "9", "10", "big", "bigger", "save", "peek")), max_size=60))
 def test_runs_that_save_at_the_same_steps_are_alike_however_often_they_are_resumed(acts: list[str]) -> None:
     def new() -> tuple[Recorder, nn.Module]:

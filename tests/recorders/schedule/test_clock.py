@@ -103,7 +103,7 @@ def test_steps_choose_what_is_recorded(gates: dict[str, Any], expected: list[int
     every_step=st.integers(1, 7),
     calls=st.integers(1, 3),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gates_multiply(start: int, length: int, apart: int, every_step: int, calls: int) -> None:
     steps = range(start, start + length, apart)
     monitor = CallMonitor(Count(), steps=steps, every_step=every_step)
@@ -120,7 +120,7 @@ def test_gates_multiply(start: int, length: int, apart: int, every_step: int, ca
     cadences=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     jumps=st.dictionaries(st.integers(0, 300), st.integers(0, 400), max_size=2),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_steps_that_nobody_is_asked_about_change_nothing(
     first: int, every_step: int, cadences: list[int], jumps: dict[int, int]
 ) -> None:

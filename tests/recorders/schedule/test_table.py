@@ -235,7 +235,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(changes=st.lists(st.sampled_from([*CHANGES]), min_size=1, max_size=6), every=st.sampled_from([1, 3]))
 def test_the_same_as_one_by_one_whatever_changes_between_steps(kind: str, changes: list[str], every: int) -> None:
     def alone(x: Tensor, value: Tensor | None = None) -> Tensor:

@@ -46,7 +46,7 @@ def test_memory_is_used_again_once_its_last_holder_is_gone(holder: str) -> None:
     assert (again.most, again.take(2 * LEAST).data_ptr() == address) == (MOST, False)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.sampled_from([LEAST, LEAST + 4, 3 * LEAST, 20 * LEAST]), st.integers(0, 16)), max_size=30))
 def test_nothing_that_is_held_is_ever_written_to(steps: list[tuple[int, int]]) -> None:
     buffers = Buffers(MOST)

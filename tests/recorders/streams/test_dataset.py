@@ -80,7 +80,7 @@ def test_names_and_options_that_do_not_exist_are_errors(tmp_path: Path) -> None:
         StreamDataset(tmp_path).batches(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 2000), seed=st.integers(-(2**70), 2**70), window=st.none() | st.integers(1, 3000), cut=st.integers(0, 2000)
 )
@@ -237,7 +237,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(place=st.integers(0, 400 * LONG - 1), first=st.integers(0, LONG), count=st.integers(0, LONG), seed=st.none() | st.just(0))
 def test_rows_in_a_damaged_block_are_refused_and_no_others(
     long: Path, place: int, first: int, count: int, seed: int | None

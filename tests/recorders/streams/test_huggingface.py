@@ -108,7 +108,7 @@ def test_tables_have_the_rows_without_a_further_copy(datasets: Any, acts: Path) 
     assert [table["x"].chunk(0).values.buffers()[1].address] == addresses
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_each_row_comes_once_to_one_node_and_one_worker(datasets: Any, acts: Path, data: st.DataObject) -> None:
     split = datasets.distributed.split_dataset_by_node
@@ -141,7 +141,7 @@ def test_workers_of_a_data_loader_deal_out_the_shards(datasets: Any, acts: Path,
     assert read != sorted(read)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, ROWS), shards=st.none() | st.integers(1, 20), seed=st.none() | st.integers(0, 5))
 def test_a_state_gives_the_rest_of_the_rows(datasets: Any, acts: Path, cut: int, shards: int | None, seed: int | None) -> None:
     rows = StreamDataset(acts, "x", shuffle=seed).to_iterable_dataset(shards)

@@ -69,7 +69,7 @@ def as_numpy(index: Any) -> Any:
     return index.numpy() if isinstance(index, torch.Tensor) else list(index) if isinstance(index, range) else index
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(index=indices)
 def test_rows_are_those_that_numpy_gives(data: StreamDataset, index: Any) -> None:
     wanted = WHOLE[as_numpy(index)]
@@ -78,7 +78,7 @@ def test_rows_are_those_that_numpy_gives(data: StreamDataset, index: Any) -> Non
     assert numpy.array_equal(found.numpy(), wanted)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=many)
 def test_rows_of_a_batch_are_those_that_numpy_gives(data: StreamDataset, found: list[int]) -> None:
     for index in (found, torch.tensor(found, dtype=torch.int64), numpy.array(found, dtype="int64")):

@@ -36,7 +36,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write(folder / str(rank), sum(COUNTS[:rank]), count) for rank, count in enumerate(COUNTS)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     chosen=st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True).filter(lambda chosen: chosen != [1]),
     seed=st.none() | st.integers(0, 5),
@@ -107,7 +107,7 @@ def test_streams_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         StreamDataset([one, other], "y")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(size=st.integers(1, 17), seed=st.integers(0, 3), start=st.integers(0, 30))
 def test_batches_without_end_are_whole_epochs_and_go_on_anywhere(ranks: list[Path], size: int, seed: int, start: int) -> None:
     data = StreamDataset(ranks[0], "x", window=7)

@@ -37,7 +37,7 @@ def of_quantile(x: Tensor, bits: int) -> tuple[Quantile, Distribution]:
 seeds = st.integers(0, 10_000)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seeds, st.sampled_from([5, 7]), st.booleans())
 def test_minmax_is_exact_and_percentiles_have_the_error_of_quantile(seed: int, bits: int, symmetric: bool) -> None:
     x = sample(seed)
@@ -71,7 +71,7 @@ def errors(x: Tensor, bits: int, symmetric: bool, mass: Tensor | None = None) ->
     return found
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(seeds, st.sampled_from([4, 8]), st.booleans())
 def test_mse_finds_the_best_range_that_brute_force_finds(seed: int, bits: int, symmetric: bool) -> None:
     x = sample(seed)

@@ -31,7 +31,7 @@ def computed(reducer: object, values: list[float]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(NUMBERS)
 def test_statistics_are_those_of_numpy(values: list[float]) -> None:
     """monitorch gives the maximum for 'min' and the first quartile for 'Q3'."""

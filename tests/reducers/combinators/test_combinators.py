@@ -125,7 +125,7 @@ def test_states_that_grow_are_refused(outer: Any, inner: Reducer) -> None:
         reducer.compute(laws.run(reducer, [torch.ones(2), torch.ones(2), torch.ones(2)]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 6), max_size=4), n=st.integers(1, 5), seed=st.integers(0, 1000))
 def test_windows_and_thinned_streams_in_parts(sizes: list[int], n: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -164,7 +164,7 @@ def test_padding_tokens_stay_out() -> None:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from([(4,), (4, 1), (1, 3), (4, 3), ()]),
@@ -311,7 +311,7 @@ def test_labels_too_large_for_groups(dtype: torch.dtype) -> None:
         GroupBy(Count()).update({}, x, labels)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), cut=st.integers(0, 5))
 def test_growing_groups_merge_as_fixed_ones(seed: int, cut: int) -> None:
     generator = torch.Generator().manual_seed(seed)

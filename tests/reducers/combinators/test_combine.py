@@ -32,7 +32,7 @@ def stream(seed: int, sizes: list[int]) -> list[torch.Tensor]:
     return [torch.randn(size, 3, generator=generator) for size in sizes]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_a_product_is_its_parts_side_by_side(seed: int, sizes: list[int]) -> None:
     xs = stream(seed, sizes)
@@ -43,7 +43,7 @@ def test_a_product_is_its_parts_side_by_side(seed: int, sizes: list[int]) -> Non
     laws.same_bits(state, apart)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_premap_and_postmap_laws(seed: int, sizes: list[int]) -> None:
     xs = stream(seed, sizes)
@@ -133,7 +133,7 @@ def by_value(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ],
     ids=["postmap", "axis of that name", "parentheses", "indivisible", "by value", "product", "premap", "collect"],
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), count=st.integers(1, 5), before=st.integers(0, 2))
 def test_observations_reduced_together_each_count_as_one(inner: Reducer, seed: int, count: int, before: int) -> None:
     per = PerObservation(inner, Product(all=Collect(), stats=Summary()))

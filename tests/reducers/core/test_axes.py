@@ -47,7 +47,7 @@ def test_reduces_as_einops_does(pattern: str, x: torch.Tensor) -> None:
     assert torch.equal(arranged.sum(dim=axes), einops.reduce(x, pattern, "sum"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_plain_pattern_is_a_view(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, unique=True))

@@ -114,7 +114,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     fields=st.dictionaries(
         st.sampled_from(("pattern", "p", "normalize", "reducer", "eps", "parts", "correction")), JSON, max_size=3

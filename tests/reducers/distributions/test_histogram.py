@@ -30,7 +30,7 @@ def assert_like_numpy(histogram: Histogram, x: Tensor) -> None:
     assert sum(int(result[name].sum()) for name in ("counts", "under", "over", "nan")) == x.numel()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     values=st.lists(st.floats(width=32) | st.integers(-8, 8).map(lambda i: i / 4), min_size=1, max_size=60),
     bins=st.integers(1, 40),
@@ -44,7 +44,7 @@ def test_equal_bins_are_those_of_numpy(values: list[float], bins: int, ends: tup
     assert_like_numpy(histogram, torch.tensor(values, dtype=torch.float64).to(dtype))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     values=st.lists(st.floats() | st.integers(-8, 8).map(lambda i: i / 4), min_size=1, max_size=60),
     edges=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=10, unique=True).map(sorted).map(tuple),

@@ -36,7 +36,7 @@ def assert_within(found: Tensor, data: Tensor, q: tuple[float, ...], error: floa
     np.testing.assert_array_less(np.abs(found.numpy() - exact), np.maximum(allowed, 1e-300))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     seed=st.integers(0, 2**31),
@@ -52,7 +52,7 @@ def test_the_error_is_never_above_the_promise(kind: str, seed: int, n: int, bits
     assert quantile.error == 1 / (2 ** (bits + 1) + 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=50),
     q=st.lists(st.floats(0, 1), min_size=1, max_size=5).map(tuple),

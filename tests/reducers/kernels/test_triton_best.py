@@ -110,7 +110,7 @@ def test_all_dtypes_choose_as_plain_operations_do(dtype: torch.dtype, taken: lis
         assert taken[-1] is not None
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     observations=st.lists(st.lists(st.integers(-2, 2), min_size=1, max_size=150), min_size=1, max_size=3),
     k=st.integers(1, 12),

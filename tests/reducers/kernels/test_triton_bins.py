@@ -235,7 +235,7 @@ def test_sizes_around_the_borders_of_tiles_with_columns(size: int, kept: int, ta
 SPECIAL = (0.0, -0.0, 5e-324, 1e-45, 2.0**-149, -(2.0**-126), 2.0**-127, 1.0, math.nan, math.inf, -math.inf, 3.4e38, 1e300, 2.5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     values=st.lists(st.floats() | st.sampled_from((*SPECIAL, *EDGES)), min_size=1, max_size=60),
     dtype=st.sampled_from((torch.float64, torch.float32, torch.float16)),

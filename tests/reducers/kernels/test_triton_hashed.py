@@ -100,7 +100,7 @@ def test_digests_of_all_dtypes_are_the_same_bits(dtype: torch.dtype, taken: list
         assert len(taken) == calls + 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=st.integers(1, 4), size=st.integers(1, 30_000), dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.uint8)))
 def test_digests_of_any_size_and_of_stacked_observations(rows: int, size: int, dtype: torch.dtype, taken: list[Any]) -> None:
     xs = drawn(rows, size, dtype=dtype)
@@ -226,7 +226,7 @@ def part_of(x: Tensor, start: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor
     return x[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cut=cuts(), rows=st.integers(1, 2), dtype=st.sampled_from(HASHED))
 def test_parts_have_the_digest_of_the_whole(cut: Any, rows: int, dtype: torch.dtype, taken: list[Any]) -> None:
     """The kernel takes them unless one run begins at another byte of a word than the next."""
@@ -251,7 +251,7 @@ def test_a_complex_part_has_its_digest(taken: list[Any]) -> None:
     assert all(found is not None for found in taken[-2:])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cut=cuts(), rows=st.integers(1, 2), dtype=st.sampled_from(HASHED), k=st.sampled_from((64, 128, 512)))
 def test_parts_have_the_sketch_of_the_whole(cut: Any, rows: int, dtype: torch.dtype, k: int, taken: list[Any]) -> None:
     shape, parts = cut
@@ -286,7 +286,7 @@ def test_sketches_of_all_dtypes_are_those_of_plain_operations(k: int, dtype: tor
         assert taken[-1] is not None
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(rows=st.integers(1, 4), size=st.integers(1, 12_000), dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.int16)))
 def test_sketches_of_any_size_and_of_stacked_observations(rows: int, size: int, dtype: torch.dtype, taken: list[Any]) -> None:
     xs = drawn(rows, size, dtype=dtype)

@@ -205,7 +205,7 @@ def test_intrinsic_dimension_counts_one_more_than_delve() -> None:
     assert intrinsic_dimension(0.99)(result).item() == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), d=st.integers(1, 6), scale=st.floats(1e-6, 1e6))
 def test_dimensions_lie_in_their_bounds_and_do_not_see_turns_and_scale(seed: int, d: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -18,7 +18,7 @@ FUNCTIONS = [condition_number, singular_values, spectral_norm, stable_rank]
 each = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=2, max_size=4),
     seed=st.integers(0, 2**31),

@@ -94,7 +94,7 @@ def test_one_batch_is_one_batch_in_both_unbiased_forms() -> None:
 
 
 @form
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3), shift=st.floats(-100, 100))
 def test_turning_scaling_and_moving_change_nothing(reducer: CKA | MinibatchCKA, seed: int, scale: float, shift: float) -> None:
     x, y = related(24, 4, 3, seed)
@@ -111,7 +111,7 @@ def test_what_is_equal_is_alike(reducer: CKA | MinibatchCKA) -> None:
     assert cka(reducer, (x, 5 * x @ rotation(4, 1) - 2)) == pytest.approx(1, rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), n=st.integers(2, 12), p=st.integers(1, 5), q=st.integers(1, 5))
 def test_exact_lies_between_0_and_1(seed: int, n: int, p: int, q: int) -> None:
     assert -1e-12 <= cka(CKA(), (features(n, p, seed), features(n, q, seed + 1))) <= 1 + 1e-12

@@ -45,7 +45,7 @@ def test_collect_stacks_single_numbers() -> None:
     assert result(Collect(), *(torch.tensor(float(i)) for i in range(5))).tolist() == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=60))
 def test_collect_keeps_few_blocks_each_half_the_one_before(sizes: list[int]) -> None:
     collect = Collect()

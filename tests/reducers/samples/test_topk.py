@@ -25,7 +25,7 @@ def entries(result: dict[str, Tensor]) -> list[tuple[float, int, int]]:
     return [entry for entry in found if entry[1] >= 0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     observations=st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=12), min_size=1, max_size=6),
     k=st.integers(1, 15),

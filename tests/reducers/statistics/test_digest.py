@@ -158,7 +158,6 @@ PAIRS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 
 
 @given(a=PAIRS, b=PAIRS, c=PAIRS)
-@settings(deadline=None)
 def test_pairs_of_words_are_a_ring(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> None:
     product = file._times(a, b)
     assert file._products(words_of(a), words_of(b)).tolist() == words_of(product).tolist()
@@ -180,7 +179,7 @@ def test_powers_of_the_factor(number: int) -> None:
 
 
 @pytest.mark.usefixtures("loops")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_bit_counts(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 3000))
@@ -196,7 +195,7 @@ def test_any_bit_counts(data: st.DataObject) -> None:
 
 
 @pytest.mark.usefixtures("loops")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**31), size=st.integers(2, 2500))
 def test_order_counts(seed: int, size: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -377,7 +376,7 @@ def cut(x: Tensor, at: int, axis: int) -> list[tuple[tuple[int, ...], Tensor]]:
 
 
 @pytest.mark.usefixtures("loops")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_parts_of_a_tensor_add_up_to_the_whole(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from((*FLOATS, torch.uint8, torch.int64, torch.complex64)))

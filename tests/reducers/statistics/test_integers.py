@@ -74,7 +74,7 @@ def check(path: str, dtype: torch.dtype, numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path not in ("in a graph", "big")])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(drawn=integers())
 def test_integers_are_reduced_as_python_does(path: str, drawn: tuple[torch.dtype, list[int]]) -> None:
     check(path, *drawn)

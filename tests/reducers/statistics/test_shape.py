@@ -55,7 +55,7 @@ def test_a_thousand_parts_merge_to_one_pass() -> None:
         laws.close(merged, whole, rtol=1e-12, atol=0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
 def test_shape_does_not_depend_on_place_and_scale(seed: int, scale: float, shift: float) -> None:
     x = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).square()
@@ -113,7 +113,7 @@ def test_sparsity() -> None:
         Sparsity(eps=-1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), p=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0, math.inf]))
 def test_norms_are_those_of_torch(seed: int, p: float) -> None:
     x = torch.randn(37, generator=torch.Generator().manual_seed(seed)).mul(3).round()

@@ -60,7 +60,7 @@ def test_integers_and_complex_numbers() -> None:
     assert turned["correlation"] == pytest.approx([0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from((1e-12, 1.0, 1e12)), same=st.booleans())
 def test_correlations_stay_within_one(seed: int, scale: float, same: bool) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -123,7 +123,7 @@ def by_loop(results: list[Tensor], times: Tensor, step_time: float, tolerance: f
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     steps=st.integers(1, 9),
@@ -265,7 +265,7 @@ def test_states_that_grow_are_refused() -> None:
         laws.run(RECORD, [torch.zeros(2), torch.zeros(3)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), duration=st.integers(0, 6), seed=st.integers(0, 1000))
 def test_merged_histories_were_never_apart(sizes: list[int], duration: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -138,7 +138,7 @@ def test_numbers_of_a_trace_may_be_complex() -> None:
     assert scaled.compute(laws.run(scaled, xs)).tolist() == [pytest.approx(1j / math.e), 1j]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     cuts=st.lists(st.integers(0, 40), max_size=5),

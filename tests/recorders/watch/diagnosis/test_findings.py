@@ -433,7 +433,7 @@ def test_a_second_recording_of_the_same_module_is_kept_apart() -> None:
     assert first.output.mean != second.output.mean
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), min_size=1, max_size=20))
 def test_spread_pools_units_as_if_they_were_one(rows: list[list[float]]) -> None:
     x = torch.tensor(rows, dtype=torch.float64)

@@ -441,7 +441,7 @@ def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
 numbers = st.floats(-1e299, 1e299)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(numbers, numbers, numbers.map(abs), st.lists(numbers, min_size=4, max_size=40))
 def test_ranges_from_anywhere_compare_without_errors(one: float, other: float, margin: float, values: list[float]) -> None:
     ends = sorted([one, other])

@@ -66,7 +66,7 @@ def test_series_and_rows_come_back_in_order() -> None:
         ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"])),
