@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
@@ -90,8 +91,9 @@ def check_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {**DEFAULTS, **options}
     for name, counted in {"every": "calls", "every_step": "steps"}.items():
         number = given[name]
-        if not isinstance(number, int) or number < 1:
+        if not hasattr(number, "__index__") or isinstance(number, bool) or operator.index(number) < 1:
             raise ValueError(f"{kind}({name}={number!r}): {name} is a whole number of {counted}, at least 1")
+        given[name] = operator.index(number)
     if given["phase"] not in ("module", "grad"):
         raise ValueError(f"{kind}(phase={given['phase']!r}): choose 'module' or 'grad'")
     if given["on_error"] not in ("raise", "warn", "disable"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from recorders.capture.layouts import PlacementInfo
-from recorders.capture.operands import mapped, plain_or_spread
+from recorders.capture.operands import leaves, mapped, plain_or_spread, why_no_numbers
 from recorders.errors import OperandError, RecordingWarning, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
@@ -101,7 +101,9 @@ class PairMonitor(Monitor):
         if waiting is None or waiting[0] == side:
             if waiting is not None:
                 self._warn_of_order(module)
-            self._waiting = side, copied() if self.gate.foresees(self._training(module)) else _NOT_KEPT
+            kept = copied() if self.gate.foresees(self._training(module)) else _NOT_KEPT
+            without_numbers = not self.dry_run and why_no_numbers([tensor for _, tensor in leaves(kept)])
+            self._waiting = side, _NOT_KEPT if without_numbers else kept
         elif self._due(module, self._training(module)):
             if waiting[1] is _NOT_KEPT:
                 self._skip("not recorded when its partner was called")

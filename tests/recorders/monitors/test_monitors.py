@@ -330,6 +330,7 @@ def test_a_monitor_pickles_with_its_state_and_without_its_module() -> None:
         (lambda: ForwardMonitor(Mean(), "layer"), TargetError, "needs a torch.nn.Module"),
         (lambda: ForwardMonitor(Mean()).register(), TargetError, "got None"),
         (lambda: ForwardMonitor(Mean(), every=0), ValueError, "at least 1"),
+        (lambda: ForwardMonitor(Mean(), every_step=True), ValueError, "a whole number of steps"),
         (lambda: ForwardMonitor(Mean(), on_error="ignore"), ValueError, "'raise', 'warn' or 'disable'"),
         (lambda: ForwardMonitor(Mean(), op_=3), TypeError, "op_ must be callable"),
     ],
@@ -337,6 +338,15 @@ def test_a_monitor_pickles_with_its_state_and_without_its_module() -> None:
 def test_mistakes_at_construction_say_what_to_do(make: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()  # type: ignore[operator]
+
+
+def test_numbers_of_numpy_are_whole_numbers_of_calls_and_steps() -> None:
+    layer = nn.Identity()
+    monitor = ForwardMonitor(Mean(), layer, every=np.int64(2), every_step=np.int64(1))
+    for _ in range(3):
+        layer(torch.ones(1))
+    assert monitor.samples == 2
+    assert monitor.constructor == ForwardMonitor.partialconstructor(Mean(), every=2)
 
 
 class Text(nn.Module):

@@ -73,6 +73,22 @@ def test_an_output_without_partner_is_left_out_and_later_changes_are_not_seen() 
     assert monitor.peek().tolist() == [2.0, 3.0, 5.0, 6.0]
 
 
+def test_outputs_without_numbers_are_left_out_with_their_partners() -> None:
+    first, second = nn.Linear(3, 4), nn.Linear(3, 4)
+    monitor = PairMonitor(Collect(), second, first, map_=torch.sub)
+    batch = torch.ones(2, 3)
+    torch.func.vmap(first)(batch)
+    second(batch)
+    first(2 * batch)
+    torch.func.vmap(second)(batch)
+    second(batch)
+    first(batch)
+    assert (monitor.samples, monitor.last_error) == (1, None)
+    assert monitor.counts["not recorded when its partner was called"] == 1
+    assert monitor.counts["not a real tensor (meta, fake, vmap or grad)"] == 1
+    torch.testing.assert_close(monitor.peek(), (first(batch) - second(batch)).detach())
+
+
 def test_gates_look_at_the_module_itself() -> None:
     first, second = nn.Identity().eval(), nn.Identity()
     monitor = PairMonitor(Last(), second, first, eval_update=False, op_=lambda mine, other: other)
