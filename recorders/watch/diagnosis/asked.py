@@ -71,9 +71,9 @@ def as_many(batches: BatchCourse, other: BatchCourse) -> bool:
 
 
 def is_binary(target: BatchCourse) -> bool:
-    """Whether all values are 0 or 1."""
-    ones = target.typical("mean")
-    return target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3
+    """Whether all values are 0 or 1: then how far those of a batch vary follows from their mean."""
+    each = zip(finite(target.each["mean"]), finite(target.each["std"]), strict=False)
+    return target.low == 0 and target.high == 1 and all(abs(std**2 - mean * (1 - mean)) < 1e-3 for mean, std in each)
 
 
 def spread_of_means(target: BatchCourse) -> float:
