@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -35,7 +38,8 @@ class PairMonitor(Monitor):
     The reducer gets both, as `CKA`, `CrossCovariance` and others that take two tensors need them. The output that comes first is
     cloned and kept until the other one comes, unless it is known by then that the pair will not be recorded. Run both modules on a
     batch before the next: if one is called again before the other was, its older output is left out, with a warning. So is,
-    without one, what waits when the monitor is reset, taken off, or not due.
+    without one, what waits when the monitor is reset, taken off, or not due. Each thread, and each task of asyncio, has its own
+    pairs.
 
     Args:
         other: the other module, of the same network or of another. It is referenced weakly.
@@ -60,7 +64,7 @@ class PairMonitor(Monitor):
                 f"PairMonitor needs a torch.nn.Module as the other module; got {type(other).__name__}: {other!r:.100}"
             )
         self._other = None if other is None else weakref.ref(other)
-        self._waiting: tuple[str, Any] | None = None
+        self._waiting = WeakKeyDictionary[object, tuple[str, Any]]()  # by the thread or task that called
         super().__init__(reducer, module, **options)
 
     @property
@@ -75,7 +79,7 @@ class PairMonitor(Monitor):
 
     def other_module(self, module: nn.Module) -> nn.Module:
         """The other module; raises `TargetError` if there is none."""
-        self._waiting = None
+        self._waiting = WeakKeyDictionary()
         if (other := self.other) is None:
             raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
         return other
@@ -97,13 +101,14 @@ class PairMonitor(Monitor):
             return
         if not self.gate.on or not self._passes(module, ask=False):
             return
-        waiting, self._waiting = self._waiting, None
+        caller = _caller()
+        waiting = self._waiting.pop(caller, None)
         if waiting is None or waiting[0] == side:
             if waiting is not None:
                 self._warn_of_order(module)
             kept = copied() if self.gate.foresees(self._training(module)) else _NOT_KEPT
             without_numbers = not self.dry_run and why_no_numbers([tensor for _, tensor in leaves(kept)])
-            self._waiting = side, _NOT_KEPT if without_numbers else kept
+            self._waiting[caller] = side, _NOT_KEPT if without_numbers else kept
         elif self._due(module, self._training(module)):
             if waiting[1] is _NOT_KEPT:
                 self._skip("not recorded when its partner was called")
@@ -121,17 +126,17 @@ class PairMonitor(Monitor):
         self._skip(_AGAIN)
 
     def deregister(self) -> Monitor:
-        self._waiting = None
+        self._waiting = WeakKeyDictionary()
         return super().deregister()
 
     def reset(self, keepshape: bool = False) -> None:
-        self._waiting = None
+        self._waiting = WeakKeyDictionary()
         super().reset(keepshape)
 
     clear = reset
 
     def switch(self, active: bool, error: Exception | None) -> None:
-        self._waiting = None  # what waits in steps that are not due would get a partner of another step
+        self._waiting = WeakKeyDictionary()  # what waits in steps that are not due would get a partner of another step
         super().switch(active, error)
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
@@ -150,6 +155,14 @@ class PairMonitor(Monitor):
             (name, value) for name, value in constructor.options if name != "other"
         )  # otherwise copies would contain the module
         return rebuild, (type(constructor)(constructor.kind, constructor.reducer, options), *rest)
+
+
+def _caller() -> object:
+    """The task of asyncio that runs now; if there is none, the thread."""
+    try:
+        return asyncio.current_task() or threading.current_thread()
+    except RuntimeError:  # no loop runs in this thread
+        return threading.current_thread()
 
 
 _AGAIN = "called again before its partner was"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -87,6 +89,36 @@ def test_outputs_without_numbers_are_left_out_with_their_partners() -> None:
     assert monitor.counts["not recorded when its partner was called"] == 1
     assert monitor.counts["not a real tensor (meta, fake, vmap or grad)"] == 1
     torch.testing.assert_close(monitor.peek(), (first(batch) - second(batch)).detach())
+
+
+def test_each_thread_and_each_task_has_pairs_of_its_own() -> None:
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    monitor = PairMonitor(Collect(), second, first, map_=torch.sub)
+    turns = threading.Barrier(2)
+
+    def run(batch: Tensor) -> None:
+        for module in (first, second):
+            module(batch)
+            turns.wait(20)
+
+    async def go_on(batch: Tensor) -> None:
+        for module in (first, second):
+            module(batch)
+            await asyncio.sleep(0)
+
+    async def run_both() -> None:
+        await asyncio.gather(*map(go_on, batches[2:]))
+
+    batches = torch.arange(4.0)[:, None, None]
+    threads = [threading.Thread(target=run, args=(batch,)) for batch in batches[:2]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(run_both())
+    monitor.deregister()
+    assert monitor.counts == {"calls": 4}
+    torch.testing.assert_close(monitor.peek().flatten().sort()[0], (first(batches) - second(batches)).detach().flatten().sort()[0])
 
 
 def test_gates_look_at_the_module_itself() -> None:
