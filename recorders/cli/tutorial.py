@@ -38,7 +38,7 @@ from recorders import (
     load,
     overview,
 )
-from recorders.watch.diagnosis.findings import Finding
+from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.overview import Layer
 from recorders.watch.visualizers.overview import overview_figure, overview_table
 from reducers import Activity, Collect, Product, Summary

@@ -18,31 +18,6 @@ from recorders.watch.diagnosis.finding import Severity
 from recorders.watch.diagnosis.limits import FIRST_STEPS, LOSS, MOVED, SORTED
 from recorders.watch.overview import Layer
 
-__all__ = [
-    "LATE",
-    "LEAST",
-    "Moved",
-    "as_many",
-    "blind_loss",
-    "classes_of",
-    "drifts",
-    "has_unit_length",
-    "held_by",
-    "if_too_large",
-    "is_adversarial",
-    "is_binary",
-    "is_readable",
-    "last_layer",
-    "may_broadcast",
-    "moved_between",
-    "only",
-    "output_row",
-    "share_of",
-    "spread_of_means",
-    "trivial_loss",
-    "written",
-]
-
 LEAST = 10
 """The number of steps, or batches, from which on a share of them tells something."""
 LATE = 10

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from recorders.capture.operands import items
 
-__all__ = ["BATCH", "FEATURES", "LABELS", "SAMPLES", "rows_of"]
-
 BATCH = (
     "count",  # elements
     "samples",  # along the first axis

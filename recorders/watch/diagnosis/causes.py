@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["CAUSES", "KINDS", "Cause", "FindingKind"]
-
 
 class Cause(NamedTuple):
     """A cause of faults.

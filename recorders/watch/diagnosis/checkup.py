@@ -12,8 +12,6 @@ from recorders.watch.diagnosis.learned import Against, first_steps, learned_at
 from recorders.watch.visualizers.visualizer import Pace
 from reducers.errors import warn_user
 
-__all__ = ["Checkup", "OnFinding"]
-
 OnFinding: TypeAlias = Literal["warn", "stop", "raise"]
 """What to do about a finding."""
 

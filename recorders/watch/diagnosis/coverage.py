@@ -12,8 +12,6 @@ from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.layer_rules import CURVES, counts_nonfinite, curve, largest_and_typical
 from recorders.watch.overview import Layer
 
-__all__ = ["coverage"]
-
 _DIED = "units that died on the way"
 _Tells: TypeAlias = Callable[[Layer], bool]
 _KINDS: dict[str, tuple[_Tells, str]] = {

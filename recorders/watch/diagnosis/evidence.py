@@ -21,8 +21,6 @@ from recorders.watch.diagnosis.steps import FACTS, StepMonitor
 from recorders.watch.overview import Layer, layer_names, overview, pushed
 from recorders.watch.spread import Spread
 
-__all__ = ["BatchCourse", "Course", "Evidence", "evidence", "finite", "middle"]
-
 Sliced = TypeVar("Sliced", Tensor, Sequence[float])
 
 TARGETS = ("target", "targets", "label", "labels", "y")

@@ -10,8 +10,6 @@ from recorders.watch.diagnosis.asked import if_too_large, share_of, written
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, Severity
 
-__all__ = ["explained", "rank_of", "told_once"]
-
 ORDER = (
     ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
     (

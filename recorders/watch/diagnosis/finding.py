@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 from recorders.recordings.display import Rows, ShownAsTable
 from recorders.watch.diagnosis.causes import CAUSES, KINDS
 
-__all__ = ["Finding", "Findings", "Severity", "because", "fault"]
-
 Severity: TypeAlias = Literal["error", "warning", "notice"]
 
 PAGES = "docs/findings"

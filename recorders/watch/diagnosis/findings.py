@@ -24,8 +24,6 @@ from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.diagnosis.probe.probing import Probed, probed
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Finding", "Findings", "findings"]
-
 
 def findings(
     recorded: Recorder | Recording | Timeline,

@@ -18,8 +18,6 @@ from recorders.watch.diagnosis.steps import Early, StepMonitor, share_in_mode
 from recorders.watch.lenses.health import update_ratio
 from reducers import Activity, Collect, FirstNonfinite, Idle, Mean, Norm, PerObservation, Product, Summary
 
-__all__ = ["NetInputMonitor", "NetOutputMonitor", "PreStepParameterMonitor", "health"]
-
 
 class NetInputMonitor(ForwardInputMonitor):
     """Records what the net is given. A recorder puts it on the net alone, under the name of its group. Operands: inputs.

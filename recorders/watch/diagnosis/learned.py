@@ -18,8 +18,6 @@ from recorders.recordings.storage.load import load
 from recorders.watch.diagnosis.evidence import Evidence, evidence
 from recorders.watch.diagnosis.traits import Key, length, traits
 
-__all__ = ["Against", "Learned", "Range", "first_steps", "learn", "learned_at"]
-
 _SCHEMA = 1
 _FORMAT = "torch-recorders learned"
 _MAX_BYTES, _MAX_NAME = 2**24, 1000

@@ -13,8 +13,6 @@ from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.learned import Learned, Range
 from recorders.watch.diagnosis.traits import LEAST, TINY, Key, Trait, has_class, length, traits
 
-__all__ = ["left_ranges"]
-
 _LENGTH = 2.0
 """By which factor the numbers of steps may differ, so that more than the first steps is compared."""
 _EVERYWHERE = 0.5

@@ -20,8 +20,6 @@ from recorders.watch.diagnosis.limits import (
 )
 from recorders.watch.timeline import Timeline
 
-__all__ = ["findings_over_time"]
-
 Course: TypeAlias = Mapping[str, dict[int, float]]
 """Values by layer and by tick."""
 

@@ -26,8 +26,6 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["BATCH_NORMS", "DROPOUTS", "FACTS", "Early", "StepMonitor", "share_in_mode"]
-
 FACTS = (
     "step",  # of the clock
     "optimizer",  # its number, in the order in which optimizers were seen

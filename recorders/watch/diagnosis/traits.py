@@ -14,8 +14,6 @@ from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
 from recorders.watch.overview import Layer
 from recorders.watch.spread import Spread
 
-__all__ = ["Key", "Trait", "has_class", "length", "traits"]
-
 FIRST = 10
 """The number of steps of the early phase."""
 LEAST = 4

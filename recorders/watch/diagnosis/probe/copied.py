@@ -21,8 +21,6 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.seen import Seen
 
-__all__ = ["CopiedNet", "ModuleCall", "ProbeError", "RandomState", "undisturbed"]
-
 
 class ProbeError(Exception):
     """A net, or its example, is not one that can be examined; the message says why."""

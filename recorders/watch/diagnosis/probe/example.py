@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from recorders.capture.operands import leaves, mapped
 
-__all__ = ["SAMPLES", "Example", "as_call", "donors"]
-
 LABELS = frozenset({"label", "labels", "target", "targets", "decoder_labels", "next_sentence_label"})
 """Names of arguments that are no inputs: nets that compute their loss are given the target, too."""
 SAMPLES = 4

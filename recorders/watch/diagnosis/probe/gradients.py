@@ -12,8 +12,6 @@ from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, may_communicate
 
-__all__ = ["gradients_whole"]
-
 SUMS = 4
 """How many sums of each output, with random weights, are differentiated."""
 OUTPUTS = 4

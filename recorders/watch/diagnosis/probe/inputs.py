@@ -17,8 +17,6 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.example import Example
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous, is_mask, off, rounding
 
-__all__ = ["are_lengths", "directions", "inputs_used", "padding_of", "replaced_where", "silent_place"]
-
 GROUPS = 16
 """In how many parts an axis of the inputs is replaced, one after the other, at most."""
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from recorders.capture.operands import leaves
 
-__all__ = ["Activation", "Lineage", "Unscaled", "Weights"]
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())

@@ -14,8 +14,6 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.outputs import class_axis, judged, target_of
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 
-__all__ = ["classes_told", "is_ahead", "loss_of_outputs", "shifts_target"]
-
 MOST_CLASSES = 64
 """The most classes of which it is asked whether the net says them."""
 

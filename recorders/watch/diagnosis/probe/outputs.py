@@ -13,8 +13,6 @@ from recorders.watch.diagnosis.limits import PROBE
 from recorders.watch.diagnosis.probe.lineage import NORMALISING, Activation
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 
-__all__ = ["activations_apart", "class_axis", "judged", "last_activation", "target_of"]
-
 BOUNDED = frozenset({"relu", "sigmoid", "softmax"})
 """Activation functions whose outputs are never negative."""
 SQUASHING = frozenset({"sigmoid", "softmax", "log_softmax"})

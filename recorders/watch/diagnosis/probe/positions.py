@@ -20,8 +20,6 @@ from recorders.watch.diagnosis.probe.inputs import are_lengths, padding_of, repl
 from recorders.watch.diagnosis.probe.losses import shifts_target
 from recorders.watch.diagnosis.probe.probe import Probe, Skip, Wrong, is_continuous, is_mask, off, rounding
 
-__all__ = ["features", "future", "order", "others_read", "past_alone"]
-
 # Time
 
 

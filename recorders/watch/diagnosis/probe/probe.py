@@ -15,26 +15,6 @@ from recorders.watch.diagnosis.probe.copied import CopiedNet, ModuleCall
 from recorders.watch.diagnosis.probe.example import Example, donors
 from recorders.watch.diagnosis.probe.seen import Seen
 
-__all__ = [
-    "Probe",
-    "SampleView",
-    "Skip",
-    "Wrong",
-    "attempts",
-    "differ",
-    "finite",
-    "first_wrong",
-    "is_confined",
-    "is_continuous",
-    "is_mask",
-    "largest",
-    "may_communicate",
-    "mixes",
-    "off",
-    "rounding",
-    "sample_views",
-]
-
 
 class Skip(Exception):
     """A relation cannot be examined in this net; the message says why, and is "" if it has no meaning here."""

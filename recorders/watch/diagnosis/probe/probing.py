@@ -37,8 +37,6 @@ from recorders.watch.diagnosis.probe.structure import (
     widths_used,
 )
 
-__all__ = ["RELATIONS", "Probed", "probed"]
-
 
 class Probed(NamedTuple):
     """What runs of a copy of a net told: findings, what was not examined with the reason, and what was."""

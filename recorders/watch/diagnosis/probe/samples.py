@@ -31,8 +31,6 @@ from recorders.watch.diagnosis.probe.probe import (
 )
 from recorders.watch.diagnosis.steps import BATCH_NORMS
 
-__all__ = ["attention", "function_of_inputs", "samples_apart", "samples_told_apart", "state_in_training"]
-
 _LEFT = 0.1
 """The largest share of its first statistics that is left in a batch norm that can be judged."""
 LEAST = 16

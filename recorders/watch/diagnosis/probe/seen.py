@@ -11,8 +11,6 @@ from torch import Tensor
 
 from recorders.watch.diagnosis.probe.lineage import Lineage
 
-__all__ = ["Attention", "Seen"]
-
 DROPS = frozenset({"native_dropout.default", "fused_dropout.default", "bernoulli_.float", "bernoulli.p"})
 """The operators by which dropout draws."""
 DRAWS = frozenset(

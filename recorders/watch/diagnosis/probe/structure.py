@@ -19,8 +19,6 @@ from recorders.watch.diagnosis.probe.probe import Probe, Skip, is_continuous
 from recorders.watch.diagnosis.probe.seen import Seen
 from recorders.watch.diagnosis.steps import DROPOUTS
 
-__all__ = ["activations_between", "dropout_last", "first_reads", "layers_used_once", "passed_on", "scores_scaled", "widths_used"]
-
 
 def activations_between(probe: Probe) -> Iterator[Finding]:
     """Layers do not follow each other by linear operations alone.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recorders import ForwardMonitor, Inspector, Recorder, findings, lenses, load, presets
-from recorders.watch.diagnosis.findings import Findings
+from recorders.watch.diagnosis.finding import Findings
 from reducers import Activity, Idle, Product
 
 CENTRES = torch.randn(4, 16, generator=torch.Generator().manual_seed(5)) * 2

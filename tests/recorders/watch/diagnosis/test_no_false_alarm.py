@@ -27,7 +27,8 @@ from recorders import (
 )
 from recorders.watch.diagnosis.asked import if_too_large
 from recorders.watch.diagnosis.evidence import Course, Evidence
-from recorders.watch.diagnosis.findings import Findings, findings
+from recorders.watch.diagnosis.finding import Findings
+from recorders.watch.diagnosis.findings import findings
 from recorders.watch.lenses.health import update_ratio
 from reducers import Activity, Collect, FirstNonfinite, Idle, Product, Summary
 
