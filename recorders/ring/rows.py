@@ -12,8 +12,8 @@ from torch import Tensor
 
 from recorders.ring.ring import Pending
 from reducers import Collect, Reducer, State, StateMismatchError
-from reducers.execution.rows import RowSweep, swept_dtypes
 from reducers.execution.cuts import int_tensor
+from reducers.execution.rows import RowSweep, swept_dtypes
 from reducers.execution.stacked import Kept, lift_stacked, row_parts
 from reducers.kernels.locks import new_lock
 
