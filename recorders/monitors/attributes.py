@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from recorders.capture.calls import Call
 from recorders.capture.operands import as_operand, items
-from recorders.errors import TargetError
+from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.options import MonitorOptions, as_names
@@ -191,11 +191,21 @@ def _difference(after: Any, before: Any) -> Any:
     """Returns `after - before`, leaf by leaf if nested; None if there is no tensor. Missing leaves and None count as zeros."""
     after, before = _with_zeros(after, before)
     if isinstance(after, Tensor) and isinstance(before, Tensor):
+        if not (after.is_nested or before.is_nested or _fit(after, before)):
+            raise OperandError(_RESHAPED)  # while a graph is traced, the error of the subtraction could not be caught
         after, before = (x if x.is_floating_point() or x.is_complex() else x.long() for x in (after, before))  # 1 - 2 is no uint8
         return after - before
     here, there = dict(items(after)), dict(items(before))
     differences = {key: _difference(here.get(key), there.get(key)) for key in {**here, **there}}
     return {key: difference for key, difference in differences.items() if difference is not None} or None
+
+
+def _fit(after: Tensor, before: Tensor) -> bool:
+    """Whether one can be subtracted from the other."""
+    return all(a == b or a == 1 or b == 1 for a, b in zip(after.shape[::-1], before.shape[::-1], strict=False))
+
+
+_RESHAPED = "the attribute has another shape than before, so there is no difference: make one with op_=lambda after, before: tensor"
 
 
 def _with_zeros(after: Any, before: Any) -> tuple[Any, Any]:

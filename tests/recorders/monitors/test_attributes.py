@@ -366,6 +366,24 @@ def test_nested_attributes_are_subtracted_leaf_by_leaf(kind: str, compiled: bool
     assert picked.peek().tolist() == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_an_attribute_of_another_shape_has_no_difference_and_ends_no_compilation(compiled: bool, fresh_compiler: None) -> None:
+    class Keeps(nn.Module):
+        last = torch.zeros(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x
+            return x * 2
+
+    net = Keeps()
+    monitor = DifferenceMonitor(Count(), "last", net)
+    call = torch.compile(nn.Sequential(net), backend="aot_eager", fullgraph=True) if compiled else net
+    with pytest.warns(RecordingWarning, match="could not be read" if compiled else "has another shape than before"):
+        for rows in (3, 3, 4, 4, 5):
+            assert torch.equal(call(torch.ones(rows, 2)), torch.full((rows, 2), 2.0))
+    assert (monitor.samples, monitor.counts["errors"], int(monitor.peek())) == (3, 2, 6 + 6 + 8)
+
+
 def test_leaves_that_come_or_go_count_as_zeros() -> None:
     class Moves(nn.Module):
         def __init__(self) -> None:
