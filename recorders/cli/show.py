@@ -42,8 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--at", type=int, metavar="TICK", help="a timeline as it was after this tick")
     parser.add_argument("--follow", action="store_true", help="a timeline or a stream as it grows, until Ctrl+C")
     parser.add_argument("--every", type=at_least(0.1, float), default=1.0, help="seconds between two looks")
-    until = "with --follow: stop when this tick of a timeline, or so many batches of a stream, are there"
-    parser.add_argument("--until", type=int, metavar="N", help=until)
+    until = "with --follow: stop when this tick of a timeline or a later one, or so many batches of a stream, are there"
+    parser.add_argument("--until", type=at_least(0), metavar="N", help=until)
 
 
 def run(
@@ -206,7 +206,7 @@ def _looks(source: Timeline | StreamFiles, every: float, until: int | None) -> I
             done = until is not None and source.batches >= until
         else:
             reached = source.stored_ticks()
-            done = until in reached
+            done = until is not None and any(tick >= until for tick in reached)
         yield reached
         if done:
             return

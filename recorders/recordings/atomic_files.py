@@ -150,7 +150,10 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     >>> is_url("s3://bucket/run"), is_url("simplecache::gs://bucket/run"), is_url("runs/a::b"), is_url("C://run")
     (True, True, False, False)
     """
-    return _URL.match(os.fspath(path)) is not None
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(f"a path is a text or a pathlib.Path; got {path!r:.100}")
+    return _URL.match(text) is not None
 
 
 def as_path(path: str | os.PathLike[str]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import RecordingWarning, require
-from recorders.recordings.display import flat_leaves
+from recorders.recordings.display import flat_leaves, shown_name
 from reducers.errors import warn_user
 
 Backend: TypeAlias = Literal["pandas", "polars"]
@@ -118,7 +118,8 @@ class ExportedNames(Mapping[str, Any]):
 
         Raises:
             MissingExtraError: xarray is not installed.
-            ValueError: a name is no path, such as "../loss".
+            ValueError: a name is no path, such as "../loss"; or it is that of a statistic of what is above it, such as "out/max" if
+                "out" has a statistic "max".
 
         >>> from recorders import CallMonitor, Recorder
         >>> from reducers import Extremes
@@ -126,8 +127,17 @@ class ExportedNames(Mapping[str, Any]):
         >>> float(tree["loss"]["max"]), tree["loss"].attrs["observations"]
         (0.5, 1)
         """
-        nodes = {f"/{name}": node for name, node in _datasets(self).items()}
-        return require("xarray", "xarray").DataTree.from_dict(nodes)
+        nodes = _datasets(self)
+        for name in nodes:
+            below = name.split("/") if name else []
+            for depth in range(len(below)):
+                above = "/".join(below[:depth])
+                if above in nodes and below[depth] in nodes[above]:
+                    raise ValueError(
+                        f"{below[depth]!r} is a statistic of {shown_name(above)!r} and the name of a subrecorder, {name!r}, and "
+                        "a tree of xarray cannot hold both: take to_numpy(), or to_xarray() of one subrecorder"
+                    )
+        return require("xarray", "xarray").DataTree.from_dict({f"/{name}": node for name, node in nodes.items()})
 
     def to_json(self) -> str:
         """Everything as JSON: step, further names, and for each subrecorder what it is and its results by leaf and statistic.

@@ -114,6 +114,7 @@ class StreamDataset(Dataset[Any]):
 
         Raises:
             ValueError: there are less than `size` rows, or `start` is negative.
+            TypeError: the seed is no whole number.
 
         >>> import tempfile
         >>> from recorders import Stream
@@ -127,8 +128,9 @@ class StreamDataset(Dataset[Any]):
         batches = self.batches(size, drop_last=True)
         if not len(batches):
             raise ValueError(f"endless({size}): {self._shown} has {len(self)} rows, which fill no batch")
-        if start < 0:
-            raise ValueError(f"endless(start={start}): give the number of batches to skip")
+        if type(start) is not int or start < 0:
+            raise ValueError(f"endless(start={start!r}): give the number of batches to skip")
+        _check_seed(seed, f"endless(seed={seed!r})")
         return self._endless(len(batches), size, seed, start)
 
     def _endless(self, count: int, size: int, seed: int, start: int) -> Iterator[Any]:
@@ -208,8 +210,8 @@ class StreamDataset(Dataset[Any]):
         )
 
     def _order(self, seed: int | None, window: int | None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise TypeError(f"shuffle={seed!r}: give a whole number, the seed, or None")
+        if seed is not None:
+            _check_seed(seed, f"shuffle={seed!r}", ", or None")
         if window is not None and (type(window) is not int or window < 1):
             raise ValueError(f"window={window!r}: give a number of rows, or None for all")
         self._shuffle, self._window = None if seed is None else Shuffle(seed, window), window
@@ -345,6 +347,11 @@ def join(ids: dict[str, Tensor]) -> dict[str, Tensor]:
     first, *others = tables.values()
     shared = [key for key in first if all(key in other for other in others)]
     return {place: torch.tensor([table[key] for key in shared], dtype=torch.int64, device="cpu") for place, table in tables.items()}
+
+
+def _check_seed(seed: object, what: str, more: str = "") -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{what}: give a whole number, the seed{more}")
 
 
 def _map(item: Any, function: Any) -> Any:

@@ -142,7 +142,7 @@ def as_storage_error(error: Exception, path: str) -> StorageError:
     if "file is not a database" in str(error):
         return NotARecordingError(f"{path} is not a timeline: {error}; it is left as it was")
     if isinstance(error, sqlite3.Error) and is_damage(error):
-        return CorruptRecordingError(f"{path} is damaged: {error}; `recorders check` tells which ticks are whole")
+        return CorruptRecordingError(f"{path} is damaged: {error}; `recorders check` tells which ticks are whole, if any are")
     return StorageError(f"{path}: {error}")
 
 

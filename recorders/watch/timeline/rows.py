@@ -59,6 +59,8 @@ def numbers_of(rows: TimelineRows) -> dict[tuple[str, str], float]:
     tensors: dict[tuple[torch.device, torch.dtype], dict[tuple[str, str], Tensor]] = {}
     for name, statistics in rows.items():
         stored = text_of(name, "names")
+        if not isinstance(statistics, Mapping):
+            raise TypeError(f"{name!r} has no statistics but {statistics!r:.100}: give a mapping, such as {{'value': 0.5}}")
         for statistic, value in statistics.items():
             key = (stored, text_of(statistic, "statistics"))
             if isinstance(value, Tensor) and value.layout is torch.strided and (reason := why_no_memory(value)):
@@ -86,7 +88,10 @@ def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str | Non
         if not isinstance(tensor, Tensor):
             raise TypeError(f"tensors are tensors by name; got {name!r:.100}: {type(tensor).__name__}")
         name = text_of(name, "names of tensors")
-        header, ordered, dtypes = describe({"": tensor})
+        try:
+            header, ordered, dtypes = describe({"": tensor})
+        except StorageError as error:
+            raise StorageError(f"the tensor {name!r} cannot be stored: {error}") from error
         if (size := tensor.numel() * tensor.element_size()) > LARGEST:
             raise StorageError(
                 f"the tensor {name!r} has {size:,} bytes, and a timeline takes {LARGEST:,}: reduce it, or record it with a Recorder"

@@ -78,4 +78,6 @@ def _chosen_ticks(known: Mapping[int, Tick], wanted: ChosenTicks) -> dict[int, T
             raise SelectionError(f"a slice of ticks has no step; got {wanted}: give the ticks, such as range(0, 100, 10)")
         start, stop = (-math.inf if wanted.start is None else wanted.start), (math.inf if wanted.stop is None else wanted.stop)
         return {number: tick for number, tick in known.items() if start <= number < stop}
+    if wanted is not None and not isinstance(wanted, Collection):
+        raise SelectionError(f"ticks={wanted!r:.100}: give a slice of ticks, or several, such as [3]")
     return {number: tick for number, tick in known.items() if wanted is None or number in wanted}

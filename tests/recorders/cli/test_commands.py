@@ -305,6 +305,14 @@ def test_report_shows_a_timeline_with_any_visualizer(tmp_path: Path, capsys: Pri
     assert "is a recording, which has no ticks" in said(capsys, "report", recording(tmp_path / "one"), "--to", "text", status=1)
 
 
+def test_following_ends_when_a_tick_is_passed(tmp_path: Path, capsys: Printed) -> None:
+    with Timeline(tmp_path / "run.db") as run:
+        for tick in (0, 10, 20):  # of which none is 15
+            run.append(tick, {"loss": {"mean": 0.125}})
+    assert "0.125" in said(capsys, "show", tmp_path / "run.db", "--follow", "--until", "15")
+    assert "not between 0 and" in said(capsys, "show", tmp_path / "run.db", "--follow", "--until", "-1", status=2)
+
+
 def test_show_follows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys: Printed) -> None:
     path = timeline(tmp_path / "run.db")
 

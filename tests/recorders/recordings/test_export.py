@@ -124,6 +124,15 @@ def test_xarray_has_a_node_for_each_name(recorded: Any) -> None:
     assert (tree["whole"]["value"][:, 0] - tree["whole"]["value"][0, 0]).dims == ("axis0_2",)
 
 
+def test_a_statistic_with_the_name_of_another_subrecorder_is_told(recorded: Any) -> None:
+    pytest.importorskip("xarray")
+    part = Recorder(loss=CallMonitor(Extremes())).push("loss", 1.0)["loss"].snapshot()
+    with pytest.raises(ValueError, match=r"'max' is a statistic of '\(net\)' and the name of a subrecorder.* to_numpy"):
+        Recording({"": part, "max": part}).to_xarray()
+    with pytest.raises(ValueError, match=r"'min' is a statistic of 'out' and the name of a subrecorder.* to_numpy"):
+        Recording({"out": part, "out/min/deep": part}).to_xarray()
+
+
 def test_statistics_of_nested_results_have_paths() -> None:
     made = Recorder(loss=CallMonitor(Extremes())).push("loss", 1.0)
     made.apply(lambda result: {"deep": result, "count": 3, "text": "x"})

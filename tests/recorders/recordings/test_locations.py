@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from recorders import Recording, Stream, StreamDataset, Subrecording, Timeline, load, merge, repair, save, verify
 from recorders.cli import main as cli
 from recorders.errors import NotARecordingError
+from recorders.streams.files import StreamFiles
 from recorders.watch.visualizers.html import Run, write_report
 from reducers import Summary
 
@@ -44,6 +46,15 @@ def test_what_is_merged_is_found_after_the_program_went_to_another_folder(tmp_pa
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     assert merged["loss"].peek()["count"] == 4
+
+
+@pytest.mark.parametrize("path", [b"run", 5, None, ["run"]])
+def test_what_is_no_path_is_told_as_such(path: Any) -> None:
+    for call in (load, verify, Stream, StreamFiles, lambda path: save(RECORDING, path), lambda path: merge([path])):
+        with pytest.raises(TypeError, match=r"path"):
+            call(path)
+    with pytest.raises(TypeError, match=r"a path is a text or a pathlib\.Path; got b'run'"):
+        save(RECORDING, b"run")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pattern", ["generation-*", "generation-*/*", "manifest.json"])

@@ -126,3 +126,9 @@ def test_batches_without_end_need_a_full_batch(tmp_path: Path) -> None:
     for wrong in ({"size": 7}, {"size": 2, "start": -1}, {"size": 0}):
         with pytest.raises(ValueError, match=r"endless|batches\(0\)"):
             data.endless(**wrong)
+    for odd in ({"start": "x"}, {"start": None}, {"start": 1.5}, {"start": True}):
+        with pytest.raises(ValueError, match=r"endless\(start=.*\): give the number of batches to skip"):
+            data.endless(2, **odd)  # type: ignore[arg-type]
+    for odd in ({"seed": "x"}, {"seed": None}, {"seed": True}):
+        with pytest.raises(TypeError, match=r"seed.* give a whole number"):
+            data.endless(2, **odd)  # type: ignore[arg-type]

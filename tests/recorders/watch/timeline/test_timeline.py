@@ -148,6 +148,15 @@ def test_what_is_no_number_is_refused_and_nothing_is_written(value: object) -> N
         assert timeline.ticks() == []
 
 
+def test_what_is_refused_is_told_by_its_name() -> None:
+    with Timeline() as timeline:
+        with pytest.raises(TypeError, match=r"'loss' has no statistics but 0\.5: give a mapping, such as \{'value': 0\.5\}"):
+            timeline.append(0, {"loss": 0.5})  # type: ignore[dict-item]
+        with pytest.raises(StorageError, match=r"the tensor 'histogram' cannot be stored: .* is a meta tensor"):
+            timeline.append(0, {}, tensors={"histogram": torch.empty(2, device="meta")})
+        assert timeline.ticks() == []
+
+
 def test_names_that_cannot_be_stored_are_refused_and_nothing_is_written() -> None:
     with Timeline() as timeline:
         with pytest.raises(TypeError, match="strings"):

@@ -37,6 +37,8 @@ def test_rows_by_name_statistic_and_tick(timeline: Timeline) -> None:
         timeline.select("los")
     with pytest.raises(SelectionError, match=r"no statistic 'med'.*'max'"):
         timeline.select(statistics=["mean", "med"])
+    with pytest.raises(SelectionError, match=r"ticks=3: give a slice of ticks, or several, such as \[3\]"):
+        timeline.select(ticks=3)  # type: ignore[arg-type]
     with pytest.raises(SelectionError, match="no step"):
         timeline.select(ticks=slice(0, 10, 2))
 
