@@ -34,7 +34,7 @@ def comptime(call: Callable[[Any], None]) -> None:
 
 
 def _break() -> None:
-    raise RuntimeError("this torch has no torch._dynamo.graph_break")  # `_one_graph` lets nobody come here
+    raise RuntimeError("this torch has no torch._dynamo.graph_break")  # `must_be_one_graph` lets nobody come here
 
 
 # Dynamo knows its own functions, and what it finds by their names here.
@@ -146,14 +146,14 @@ def _compile_always(code: CodeType) -> None:
 
 def break_graph() -> bool:
     """Called while Dynamo traces: end the graph here; return False if the user demands one graph (`fullgraph=True`)."""
-    if _one_graph():
+    if must_be_one_graph():
         return False
     _break()
     return True
 
 
 @constant_in_graphs
-def _one_graph() -> bool:
+def must_be_one_graph() -> bool:
     """Whether the user demands one graph of the frame that is being traced."""
     try:
         reach("torch._dynamo.graph_break")

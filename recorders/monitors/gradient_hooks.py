@@ -2,7 +2,7 @@
 
 A hook on a tensor gets the total gradient of that tensor, from all its uses. Unlike `register_full_backward_hook` it works with
 nested outputs, and with operations that change the output in place. `torch.compile` traces the hook into its backward graph, unless
-the tensor is a leaf of autograd: then the monitor breaks the graph once.
+the tensor is a leaf of autograd: then the monitor breaks the graph once, or leaves the tensor out if there must be one graph.
 """
 
 from __future__ import annotations
@@ -317,17 +317,17 @@ def trace_watch(spec: Any, sink: Tensor, module: nn.Module, value: Any) -> None:
     if tracing() or (handle is None and not in_due_step(spec)):  # a graph in which nothing is recorded has no hooks on tensors
         return
     spec.watch.note_call()
-    if any(tensor.is_leaf for _, tensor in found):
+    if any(tensor.is_leaf for _, tensor in found) and not compiler.must_be_one_graph():
         watch_uncompiled(sink, module, value)
     elif is_grad_enabled() and wanted_in_graph(spec, module):
         alone = not _needs_tensor(spec) and not spec.given
         for path, tensor in found:
-            origin = origin_of(tensor, sink)
+            origin = "leaf" if tensor.is_leaf else origin_of(tensor, sink)
             if origin == "made here":
                 hook_in_graph(tensor, sink, key_in_graph(spec.spec_key, handle), path, handle)
             elif origin == "given" or (origin == "given within" and alone):
                 hook_given(tensor, sink, path, kept_in_graph(spec, tensor, sink))
-            elif origin != "hooked":  # the hook is outside of the checkpoint, and what it would need inside
+            elif origin != "hooked":  # a leaf; or the hook is outside of the checkpoint, and what it would need inside
                 emit_failure(sink)
 
 

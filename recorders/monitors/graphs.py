@@ -142,6 +142,8 @@ def _store(monitor: Any, found: dict[str, Tensor], info: Mapping[str, PlacementI
     store(monitor, with_given(monitor, inputs) if monitor.given else inputs, info)
 
 
+_UNREAD = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
+_UNREAD_GRADIENT = f"{_UNREAD}; if it is given or returns a leaf of autograd, such as a parameter, compile without fullgraph=True"
 UNREADY = "no memory for it on the device when a CUDA graph ran"
 
 
@@ -288,5 +290,4 @@ class GraphSink:
         """Reports operands that could not be read while the graph was traced."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, ""):
-            reason = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
-            monitor._fail(OperandError(reason), None, ())
+            monitor._fail(OperandError(_UNREAD if monitor.watch is None else _UNREAD_GRADIENT), None, ())

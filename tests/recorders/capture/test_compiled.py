@@ -269,6 +269,34 @@ def test_a_leaf_is_hooked_once_outside_of_the_graph() -> None:
     assert len(prompt._backward_hooks or {}) == 1
 
 
+def test_a_leaf_in_a_graph_that_must_be_one_is_left_out_and_breaks_nothing() -> None:
+    class Prompted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prompt = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.prompt, x * self.prompt
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prompted = Prompted()
+
+        def forward(self, x: Tensor) -> Tensor:
+            prompt, y = self.prompted(x)
+            return prompt + y
+
+    net = Net()
+    monitor = BackwardMonitor(Count(), net.prompted)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with pytest.warns(RecordingWarning, match="without fullgraph=True"):
+        train(compiled, [torch.ones(2, 3)] * 3)
+    assert {path: int(count) for path, count in monitor.peek().items()} == {"1": 18}
+    assert monitor.counts["errors"] == 3
+    torch.testing.assert_close(net.prompted.prompt.grad, torch.full((2, 3), 24.0))
+
+
 def test_the_output_of_another_graph_is_watched_inside_this_one() -> None:
     monitor = BackwardInputMonitor(Collect(), layer := nn.Linear(3, 2))
     compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
