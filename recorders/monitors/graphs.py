@@ -288,6 +288,6 @@ class GraphSink:
 
     def receive_failure(self) -> None:
         """Reports operands that could not be read while the graph was traced."""
-        monitor = self._monitor()
+        monitor = self.monitor
         if monitor is not None and is_due_in_graph(monitor, ""):
             monitor._fail(OperandError(_UNREAD if monitor.watch is None else _UNREAD_GRADIENT), None, ())
