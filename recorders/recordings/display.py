@@ -48,17 +48,17 @@ class ShownAsTable:
         cells = [[cut(" ".join(cell.split()), _CELL) for cell in row] for row in (headings, *rows)] if rows else []
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-        title = cut(self.title_shown(), 2 * _LINE)
+        title = cut(printable(self.title_shown()), 2 * _LINE)
         return "\n".join([title, *(cut(line, _LINE) for line in lines), *([more] if more else [])])
 
     def __rich__(self) -> FittingTable:
         headings, rows, more = self._shown(_ROWS)
-        return FittingTable(headings, rows, title=self.title_shown(), caption=more)
+        return FittingTable(headings, rows, title=printable(self.title_shown()), caption=more)
 
     def _repr_html_(self) -> str:
         headings, rows, more = self._shown(_ROWS)
         lines = [_row("th", headings), *(_row("td", row) for row in rows)] if rows else []
-        title = f'<caption style="text-align: left">{html.escape(self.title_shown())}</caption>'
+        title = f'<caption style="text-align: left">{html.escape(printable(self.title_shown()))}</caption>'
         return "\n".join(["<table>", title, *lines, "</table>", *([f"<p>{more}</p>"] if more else [])])
 
     def _shown(self, most: int) -> tuple[Sequence[str], list[Sequence[str]], str]:
@@ -72,7 +72,7 @@ class ShownAsTable:
         left += max(len(rows) - most, 0)
         rows = rows[:most]
         filled = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-        shown = [[row[place] for place in filled] for row in rows]
+        shown = [[printable(row[place]) for place in filled] for row in rows]  # a name may be from anywhere
         return [headings[place] for place in filled], list(shown), f"... and {left:,} more" if left else ""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from recorders._torch import outside_modes, plainly
 from recorders.errors import MergeError, SelectionError
-from recorders.recordings.display import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
+from recorders.recordings.display import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, printable, shown_name
 from recorders.recordings.distributed.differing import Differing
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.history import Past, why_unknown
@@ -115,7 +115,8 @@ class Subrecording(ShownAsTable, Past):
 
     def __repr__(self) -> str:
         gaps = "".join(f", {share}{f' in {leaf}' * bool(leaf)}" for leaf, share in islice(self.left_out().items(), 1))
-        return f"<{self.title_shown()}{gaps}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
+        shown = brief(bare(dict(islice(self.iter_leaves(), 5))))  # as brief shows four statistics
+        return printable(f"<{self.title_shown()}{gaps}, {shown}>")
 
     def title_shown(self) -> str:
         """The monitor, its module and how often it recorded."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders.errors import SelectionError
-from recorders.recordings.recording import Subrecording
+from recorders.recordings.recording import Subrecording, check_recorded
 from recorders.ring.state import path_of
 from recorders.watch.calibration.distribution import Distribution, pooled
 from recorders.watch.calibration.methods import ClippingRange, Method, entropy, minmax, mse
@@ -37,7 +37,8 @@ class Scheme:
             they are not for it.
 
     Raises:
-        ArgumentError: there are no such integers or groups, or float8 is to have other bits, a zero point or such a search.
+        ArgumentError: there are no such integers or groups, the method is no function, or float8 is to have other bits, a zero
+            point or such a search.
     """
 
     bits: int = 8
@@ -51,6 +52,8 @@ class Scheme:
         check_size(self, "bits", 2, 16)
         if self.per not in ("tensor", "channel") and not (type(self.per) is int and self.per > 0):
             raise ArgumentError(f"Scheme takes 'tensor', 'channel' or a positive number of channels as per and got {self.per!r}")
+        if not callable(self.method):
+            raise ArgumentError(f"Scheme takes a function as method, such as minmax or percentile(99.9), and got {self.method!r}")
         if self.float8 and (self.bits != 8 or not self.symmetric or self.method in (mse, entropy)):
             raise ArgumentError(
                 "float8 has 8 bits and no zero point, and mse and entropy search among integers: use minmax or percentile"
@@ -86,7 +89,7 @@ def ranges(recording: Mapping[str, Subrecording], side: Side = "input", scheme: 
 
     Raises:
         SelectionError: nothing of that side was recorded, or a layer has several inputs or outputs.
-        ArgumentError: what was recorded does not tell channels or groups apart, or had no finite numbers.
+        ArgumentError: there is no such side; what was recorded does not tell channels or groups apart, or had no finite numbers.
 
     >>> import torch
     >>> from recorders import presets
@@ -96,6 +99,8 @@ def ranges(recording: Mapping[str, Subrecording], side: Side = "input", scheme: 
     >>> {layer: [end.item() for end in found] for layer, found in ranges(recorder.snapshot()).items()}
     {'0': [-3.0, 1.0]}
     """
+    if side not in ("input", "output"):
+        raise ArgumentError(f"ranges(side={side!r}): choose 'input' or 'output'")
     found = {}
     for layer, part in _layers(recording, side):
         quantile, states = _parts(part, "values", f"{side}/{layer}")
@@ -238,6 +243,8 @@ def qparams(found: ClippingRange, scheme: Scheme) -> dict[str, Tensor]:
 
 def _layers(recording: Mapping[str, Subrecording], side: str) -> Iterator[tuple[str, Subrecording]]:
     """What was recorded of one side of each layer, by the name of the layer."""
+    if not isinstance(recording, Mapping):
+        check_recorded(recording, "calibration")
     names = [name for name in recording if name.startswith(f"{side}/")]
     if not names:
         raise SelectionError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,19 @@ def test_names_are_escaped() -> None:
     made = Recorder(**{"<script>alert(1)</script>": CallMonitor(Count())})
     assert "<script>" not in made._repr_html_()
     assert "&lt;script&gt;" in made._repr_html_()
+
+
+def test_no_terminal_obeys_a_name_and_any_name_is_printed() -> None:
+    part = Recorder(loss=CallMonitor(Mean())).push("loss", 1.0)["loss"].snapshot()
+    found = Recording({"layer\x1b[2J \ud800": replace(part, monitor="\x1b[3J", module="\x07")})
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    console.print(found)
+    for text in (repr(found), found._repr_html_(), console.file.getvalue()):  # type: ignore[attr-defined]
+        assert r"layer\x1b[2J \ud800" in text
+        assert text.encode().isascii()
+        assert "\x1b" not in text
+        assert "\x07" not in text
+    assert "\x1b" not in repr(replace(part, monitor="\x1b[3J"))
 
 
 def test_brief_texts() -> None:

@@ -247,6 +247,10 @@ def mistakes(net: nn.Module) -> Iterator[tuple[str, type[Exception], object]]:
     yield "tell no ranges per 5", ArgumentError, lambda: ranges(record(net, per_channel=True), "input", Scheme(per=5))
     yield "no multiple of groups of 5", ArgumentError, lambda: weight_ranges(net, recording, Scheme(per=5))
     yield "no weight with rows", SelectionError, lambda: weight_ranges(nn.ModuleDict({"first": nn.ReLU()}), recording, Scheme())
+    yield r"ranges\(side='outputs'\): choose 'input' or 'output'", ArgumentError, lambda: ranges(recording, "outputs")  # type: ignore[arg-type]
+    yield r"needs a recorder or a recording; .* recorders.load\(path\)", TypeError, lambda: ranges("run")  # type: ignore[arg-type]
+    yield r"recorders.load\(path\)", TypeError, lambda: calibration.to_imatrix("run", "x", {"a": "b"})  # type: ignore[arg-type]
+    yield "a function as method", ArgumentError, lambda: Scheme(method="mse")  # type: ignore[arg-type]
     yield "percentage", ArgumentError, lambda: percentile(0)
     yield "2 to 11 bits", ArgumentError, lambda: entropy(Distribution.of_tensor(torch.ones(2)), 12)
     yield "positive number of channels", ArgumentError, lambda: Scheme(per=0)
