@@ -171,8 +171,8 @@ class Recorder(Results):
             leaves: only modules that contain no modules.
             where: called with name and module; returns whether to select it.
             groups: the groups of monitors to put there; None for all.
-            prefix: the name of the net, to tell two networks apart. With `prefix="teacher"`, its module "0" is "teacher.0", also for
-                `names`, `exclude` and `where`.
+            prefix: the name of the net, to tell two networks apart. With `prefix="teacher"`, its module "0" is "teacher.0", for
+                `names`, `exclude` and `where`, too.
 
         Raises:
             SelectionError: nothing matches (the message lists what exists), or a name is taken. Nothing is added then.
