@@ -180,12 +180,18 @@ def open_regular(path: str, limit: int) -> Iterator[tuple[BinaryIO, int]]:
         raise CorruptRecordingError(f"{path} is a symbolic link, which recordings do not hold")
     # Some systems lack these flags. O_NOFOLLOW protects against a link created since the check.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
+    handle = os.open(path, flags)
+    try:
+        status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise CorruptRecordingError(f"{path} is not a regular file")
         if status.st_size > limit:
             raise CorruptRecordingError(f"{path} is {status.st_size} bytes long; at most {limit} are allowed")
+        file = os.fdopen(handle, "rb", buffering=0)  # after the checks: of a folder it raises, and leaves the handle open
+    except BaseException:
+        os.close(handle)
+        raise
+    with file:
         yield file, status.st_size
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.display import shown_name
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.recording import Recording, Subrecording, check_recorded
 from recorders.ring.state import path_of
 from recorders.watch.diagnosis.limits import is_idle, usual_growth
 from recorders.watch.spread import ACTIVITY, IDLE, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
@@ -143,6 +143,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
     >>> [(layer.name, layer.kind, len(layer.rate)) for layer in overview(recorder)]
     [('0', 'Linear', 3), ('1', 'ReLU', 3)]
     """
+    check_recorded(recorded, "overview")
     reasons, failed, trained, parts = *_reasons(recorded), _trained(recorded), _parts(recorded)
     groups, owners, shared = _groups(parts), _owners(recorded, parts), _shared(recorded)
     rows: dict[str, Layer] = {}

@@ -172,7 +172,8 @@ def _prepare(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise NotARecordingError(f"{root} is a file: save into a new folder, or into one that holds a recording") from error
+        what = "a link to nothing" if root.is_symlink() and not os.path.exists(root) else "a file"
+        raise NotARecordingError(f"{root} is {what}: save into a new folder, or into one that holds a recording") from error
     for folder in missing:
         flush_folder(folder.parent)
     # Listed only once, because another process may be saving here.

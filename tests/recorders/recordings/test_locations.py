@@ -10,9 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from recorders import Recording, Stream, StreamDataset, Subrecording, Timeline, load, merge, repair, save, verify
+from recorders import (
+    CallMonitor,
+    Recorder,
+    Recording,
+    Stream,
+    StreamDataset,
+    Subrecording,
+    Timeline,
+    load,
+    merge,
+    overview,
+    repair,
+    save,
+    verify,
+)
 from recorders.cli import main as cli
-from recorders.errors import NotARecordingError
+from recorders.errors import NotARecordingError, StorageError
 from recorders.streams.files import StreamFiles
 from recorders.watch.visualizers.html import Run, write_report
 from reducers import Summary
@@ -55,6 +69,25 @@ def test_what_is_no_path_is_told_as_such(path: Any) -> None:
             call(path)
     with pytest.raises(TypeError, match=r"a path is a text or a pathlib\.Path; got b'run'"):
         save(RECORDING, b"run")  # type: ignore[arg-type]
+
+
+def test_a_path_in_the_place_of_a_recording_is_told_as_such(tmp_path: Path) -> None:
+    recorder = Recorder(loss=CallMonitor(Summary())).push("loss", 1.0)
+    for call in (RECORDING.merge, recorder.merge, overview):
+        for path in ("run", tmp_path):
+            with pytest.raises(TypeError, match=r"of a path give recorders\.load\(path\)"):
+                call(path)  # type: ignore[operator]
+
+
+def test_links_to_nothing_and_folders_in_the_place_of_files(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(NotARecordingError, match="link is a link to nothing"):
+        save(RECORDING, tmp_path / "link")
+    (tmp_path / "run" / "manifest.json").mkdir(parents=True)
+    opened = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    with pytest.raises(StorageError, match=r"manifest\.json is not a regular file"):
+        load(tmp_path / "run")
+    assert not opened or len(os.listdir("/proc/self/fd")) == opened
 
 
 @pytest.mark.parametrize("pattern", ["generation-*", "generation-*/*", "manifest.json"])
