@@ -160,8 +160,8 @@ class Subrecording(ShownAsTable, Past):
         """The merged subrecording of both.
 
         Raises:
-            MergeError: the reducers differ, or one is unknown: it holds a function, or the module of its class is not imported; or
-                two ranks of a group recorded what they share.
+            MergeError: the monitors or the reducers differ, or a reducer is unknown: it holds a function, or the module of its
+                class is not imported; or two ranks of a group recorded what they share.
         """
         reducer = check_alike(self, other)
         paths = dict.fromkeys([*self.states, *other.states])
@@ -346,11 +346,14 @@ def check_mapping(other: object) -> None:
 
 
 def check_alike(a: Subrecording, b: Subrecording) -> Reducer:
-    """The reducer of both; raises `MergeError` if they differ, or one is unknown."""
+    """The reducer of both; raises `MergeError` if reducers or monitors differ, or a reducer is unknown."""
     for part in (a, b):
         if part.reducer is None:
             raise MergeError(why_unknown(part.recipe))
     assert a.reducer is not None
+    if a.monitor and b.monitor and (a.monitor, a.attr) != (b.monitor, b.attr):
+        first, second = (f"{part.monitor}{f' of {part.attr}' if part.attr else ''}" for part in (a, b))
+        raise MergeError(f"{first} and {second} look at different things: only what equal monitors recorded can be merged")
     if a.reducer != b.reducer:
         raise MergeError(f"the reducers differ: {a.reducer!r} and {b.reducer!r}; only what equal reducers recorded can be merged")
     return a.reducer

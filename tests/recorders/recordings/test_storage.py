@@ -897,3 +897,23 @@ def test_saving_changes_nothing_in_the_recording(tmp_path: Path) -> None:
     save(recording, tmp_path / "run")
     assert facts(recording) == before
     assert facts(replace(recording)) == before
+
+
+def test_files_of_other_monitors_under_one_name_do_not_merge(tmp_path: Path) -> None:
+    state = Mean().update({}, torch.ones(2))
+    seen: dict[str, tuple[str, str | None]] = {
+        "out": ("ForwardMonitor", None),
+        "in": ("ForwardInputMonitor", None),
+        "weight": ("StateMonitor", "weight"),
+        "bias": ("StateMonitor", "bias"),
+        "unknown": ("", None),
+    }
+    for name, (monitor, attr) in seen.items():
+        save(Recording({"fc": Subrecording(Mean(), {"": state}, 1, monitor=monitor, attr=attr)}), tmp_path / name)
+    told = "StateMonitor of weight and StateMonitor of bias"
+    for first, second, why in (("out", "in", "ForwardMonitor and ForwardInputMonitor"), ("weight", "bias", told)):
+        with pytest.raises(MergeError, match=f"'fc': {why} look at different things"):
+            _ = merge([tmp_path / first, tmp_path / second])["fc"]
+        with pytest.raises(MergeError, match=f"'fc': {why} look at different things"):
+            load(tmp_path / first).merge(load(tmp_path / second))
+    assert merge([tmp_path / "out", tmp_path / "unknown"])["fc"].samples == 2
