@@ -317,7 +317,13 @@ class Monitor(Observer, Recorded, Past):
         return self
 
     def apply(self, function: Callable[[Any, int], Any]) -> Self:
-        """From now on `peek` and `save` show `function(result, samples)`; states stay mergeable. Returns the monitor."""
+        """From now on `peek` and `save` show `function(result, samples)`; states stay mergeable. Returns the monitor.
+
+        Raises:
+            TypeError: it is no function.
+        """
+        if not callable(function):
+            raise TypeError(f"{self.describe()}: apply needs a function of a result; got {function!r:.100}")
         self._functions = (*self._functions, function)
         return self
 

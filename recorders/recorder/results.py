@@ -69,8 +69,11 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
         """From now on shows every result as `function(result)`, also among the tensors of saved files; returns the recorder.
 
         States stay as they are, and mergeable. The function is not saved: what is loaded shows results without it.
+
+        Raises:
+            TypeError: it is no function.
         """
-        return self.apply_sample(lambda result, samples: function(result))
+        return self.apply_sample((lambda result, samples: function(result)) if callable(function) else function)
 
     def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
         """Like `apply`, with the number of observations as the second argument of `function`."""

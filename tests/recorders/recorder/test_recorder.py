@@ -189,6 +189,14 @@ def test_compute_has_what_was_recorded_and_reset_forgets_it() -> None:
     assert list(recorder.samples.values()) == [1, 1]
 
 
+def test_apply_refuses_what_is_no_function() -> None:
+    recorder = Recorder(loss=CallMonitor(Sum())).push("loss", 1.0)
+    for call in (recorder.apply, recorder.apply_sample):
+        with pytest.raises(TypeError, match="apply needs a function of a result; got 5"):
+            call(5)
+    assert recorder["loss"].compute() == 1
+
+
 def test_apply_and_apply_sample_do_apply() -> None:
     model = net()
     recorder = Recorder(ForwardMonitor(Fold(torch.add))).modules(model, types=nn.ReLU)
