@@ -120,7 +120,6 @@ def to_imatrix(
 
     Reference: `tools/imatrix/imatrix.cpp` of https://github.com/ggml-org/llama.cpp.
     """
-    gguf, numpy = require("gguf", "gguf"), require("numpy", "gguf")
     name_of = names.get if isinstance(names, Mapping) else names
     inputs, found, layers = importance(recording), {}, dict[str, str]()
     if isinstance(names, Mapping) and (unknown := [layer for layer in names if layer not in inputs]):
@@ -132,6 +131,7 @@ def to_imatrix(
             found[name] = each
     if not found:
         raise SelectionError(f"no layer has a name in GGUF: {[*inputs][:5]}")
+    gguf, numpy = require("gguf", "gguf"), require("numpy", "gguf")
     chunks = -(-max(each.positions for each in found.values()) // chunk_size)
     with written_whole(Path(as_path(path))) as draft:
         writer = gguf.GGUFWriter(draft, arch="imatrix")
