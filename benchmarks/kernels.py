@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -88,10 +89,8 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
         names = kernel.arg_names
         return lambda *args, **kwargs: recorded.append((kernel, dict(zip(names, args, strict=False), **kwargs)))
 
-    before = triton.JITFunction.__getitem__
-    triton.JITFunction.__getitem__ = launcher
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    try:
+    with patch.object(triton.JITFunction, "__getitem__", launcher):
         if reducer in WEIGHTED:
             of_samples = reducer.endswith("of samples")
             weights = x.new_empty(len(x), *[1] * (x.ndim - 1)).expand(x.shape) if of_samples else torch.empty_like(x)
@@ -111,8 +110,6 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             (rows,), tables = many.swept_rows(xs, [(names, 0.5, {})], None)
             recorded.clear()
             many.swept_rows(xs, [(names, 0.5, rows)], tables)
-    finally:
-        triton.JITFunction.__getitem__ = before
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
         name = "join_ready" if ordered.get("READY") else kernel.fn.__name__
