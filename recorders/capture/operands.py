@@ -227,10 +227,11 @@ def shapes(value: Any) -> str:
     """
     try:
         shown = [_shape(path, tensor) for path, tensor in leaves(value)]
-    except Exception as error:  # a nested tensor has no shape; a value that contains itself has no end
+    except Exception as error:  # a value that contains itself has no end
         return f"{type(value).__name__} of unknown shape ({type(error).__name__})"
     return ", ".join(shown[:8]) + (" and more" if len(shown) > 8 else "") if shown else f"no tensor, but {type(value).__name__}"
 
 
 def _shape(path: str, tensor: Tensor) -> str:
-    return f"{f'{path}: ' if path else ''}{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    shape = f"nested, of {tensor.size(0)} tensors," if tensor.is_nested else tuple(tensor.shape)
+    return f"{f'{path}: ' if path else ''}{shape} {str(tensor.dtype).removeprefix('torch.')}"

@@ -296,14 +296,6 @@ class Monitor(Observer, Recorded, Past):
 
     clear = reset
 
-    def check_merge(self, other: Subrecording) -> Subrecording:
-        """The merged subrecording of both; nothing is changed.
-
-        Raises:
-            MergeError: the reducers or the states do not fit.
-        """
-        return merged(self, self.states, other)
-
     @plainly
     def merge(self, other: Monitor | Subrecording) -> Self:
         """Adds what another monitor, or a subrecording, recorded; returns the monitor.

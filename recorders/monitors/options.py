@@ -91,9 +91,12 @@ def check_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {**DEFAULTS, **options}
     for name, counted in {"every": "calls", "every_step": "steps"}.items():
         number = given[name]
-        if not hasattr(number, "__index__") or isinstance(number, bool) or operator.index(number) < 1:
+        try:
+            given[name] = 0 if isinstance(number, bool) else operator.index(number)
+        except TypeError:
+            given[name] = 0
+        if given[name] < 1:
             raise ValueError(f"{kind}({name}={number!r}): {name} is a whole number of {counted}, at least 1")
-        given[name] = operator.index(number)
     if given["phase"] not in ("module", "grad"):
         raise ValueError(f"{kind}(phase={given['phase']!r}): choose 'module' or 'grad'")
     if given["on_error"] not in ("raise", "warn", "disable"):

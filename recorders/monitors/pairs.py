@@ -79,7 +79,7 @@ class PairMonitor(Monitor):
 
     def other_module(self, module: nn.Module) -> nn.Module:
         """The other module; raises `TargetError` if there is none."""
-        self._waiting = WeakKeyDictionary()
+        self._waiting.clear()
         if (other := self.other) is None:
             raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
         return other
@@ -126,17 +126,17 @@ class PairMonitor(Monitor):
         self._skip(_AGAIN)
 
     def deregister(self) -> Monitor:
-        self._waiting = WeakKeyDictionary()
+        self._waiting.clear()
         return super().deregister()
 
     def reset(self, keepshape: bool = False) -> None:
-        self._waiting = WeakKeyDictionary()
+        self._waiting.clear()
         super().reset(keepshape)
 
     clear = reset
 
     def switch(self, active: bool, error: Exception | None) -> None:
-        self._waiting = WeakKeyDictionary()  # what waits in steps that are not due would get a partner of another step
+        self._waiting.clear()  # what waits in steps that are not due would get a partner of another step
         super().switch(active, error)
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:

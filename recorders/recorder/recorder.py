@@ -376,7 +376,8 @@ class Recorder(Results):
 
     def remove(self, name: str | int) -> Monitor:
         """Removes one subrecorder and takes its hooks off; returns it, with what it recorded."""
-        self._take_off(true := lookup(name, self._monitors, self._aliases))
+        true = lookup(name, self._monitors, self._aliases)
+        self._take_off(true)
         return self._monitors.pop(true)
 
     def _take_off(self, name: str) -> None:

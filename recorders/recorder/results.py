@@ -73,7 +73,7 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
         Raises:
             TypeError: it is no function.
         """
-        return self.apply_sample((lambda result, samples: function(result)) if callable(function) else function)
+        return self.apply_sample((lambda result, samples: function(result)) if callable(function) else function)  # which is refused
 
     def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
         """Like `apply`, with the number of observations as the second argument of `function`."""
@@ -131,7 +131,7 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
         check_same_names(self, other, "this recorder", "the other")
         theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
         for name, monitor in self.items():
-            monitor.check_merge(theirs[name])
+            merged(monitor, monitor.states, theirs[name])  # which raises if it does not fit
         for name, monitor in self.items():
             monitor.merge(theirs[name])
         return self
@@ -247,7 +247,7 @@ class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
             raise
         check_same_names(self, recording, "this recorder", "the recording")
         for name, monitor in self.items():
-            merged(monitor, {}, recording[name])  # which raises if it does not fit
+            merged(monitor, {}, recording[name])  # likewise
         resume((monitor, recording[name]) for name, monitor in self.items())
         if recording.step is not None:
             self._clock.step = recording.step

@@ -263,7 +263,7 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
             TypeError: `other` is something else, such as a path.
             MergeError: the names differ, or two subrecordings do not fit together; the message says which.
         """
-        check_mapping(other)
+        check_mapping(other, "merge")
         if missing not in ("error", "keep"):
             raise ValueError(f"merge(missing={missing!r}): choose 'error' or 'keep'")
         if missing == "error":
@@ -339,10 +339,10 @@ def check_recorded(recorded: object, where: str) -> None:
         raise TypeError(f"{where} needs a recorder or a recording; got {recorded!r:.100}; of a path give recorders.load(path)")
 
 
-def check_mapping(other: object) -> None:
-    """Raises `TypeError` if `other` is nothing that can be merged by name, as the path of a recording is not."""
-    if not isinstance(other, Mapping):
-        check_recorded(other, "merge")
+def check_mapping(recorded: object, where: str) -> None:
+    """Raises `TypeError` if `recorded` has nothing by name, as the path of a recording has not."""
+    if not isinstance(recorded, Mapping):
+        check_recorded(recorded, where)
 
 
 def check_alike(a: Subrecording, b: Subrecording) -> Reducer:
@@ -361,7 +361,7 @@ def check_alike(a: Subrecording, b: Subrecording) -> Reducer:
 
 def check_same_names(first: Iterable[str], second: Iterable[str], this: str, other: str) -> None:
     """Raises `MergeError` if the names differ; `this` and `other` say in the message whose they are."""
-    check_mapping(second)
+    check_mapping(second, "merge")
     here, there = set(first), set(second)
     if here != there:
         mine, theirs = listed(sorted(here - there)), listed(sorted(there - here))

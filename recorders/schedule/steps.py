@@ -297,16 +297,16 @@ class _Steps:
         if not self.listeners or step_was_skipped(optimizer):
             return None
         step.closure = _has_closure(args, kwargs)
-        if vars(optimizer).get(HOOKS_BEFORE_STEP, True) or next(reversed(self._hooks)) != self._number:
-            step.handle = optimizer.register_step_pre_hook(partial(self.begun, step))
-            return None
         moments = (CHANGE,) if step.closure else (CHANGE, GRADIENTS)
+        if vars(optimizer).get(HOOKS_BEFORE_STEP, True) or next(reversed(self._hooks)) != self._number:
+            step.handle = optimizer.register_step_pre_hook(partial(self.begun, step, moments))
+            return None
         return failure_of(HERE, self.tables.observe, step, optimizer, optimizer, moments)
 
-    def begun(self, step: Step, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def begun(self, step: Step, moments: Sequence[str], optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Observes what `step` begins with, after all other hooks before it."""
         if any(running is step for running in _under_way.steps):  # not one that raised in another thread
-            guarded(HERE, self.tables.observe, step, optimizer, optimizer, (CHANGE,) if step.closure else (CHANGE, GRADIENTS))
+            guarded(HERE, self.tables.observe, step, optimizer, optimizer, moments)
 
     def _end_quiet(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Takes up a quiet step within which another one begins now, if there is one."""

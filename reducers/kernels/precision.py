@@ -86,6 +86,11 @@ def abs_squared(x: Tensor) -> Tensor:
     return x.real.square() + x.imag.square() if x.is_complex() else x.square()
 
 
+def weighted_squares(weights: Tensor, x: Tensor) -> Tensor:
+    """Return weighted squared absolute values: 0 if the weight is, even if the square overflows."""
+    return (weights * x * x.conj()).real
+
+
 def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return `x` with non-finite values replaced by zero, and the mask of the finite ones (None if all are finite)."""
     if not (x.is_floating_point() or x.is_complex()):

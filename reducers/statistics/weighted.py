@@ -20,7 +20,7 @@ from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import DTypeError
 from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.dispatch import weigh
-from reducers.kernels.precision import nan_capable, real, wide_float
+from reducers.kernels.precision import nan_capable, real, weighted_squares, wide_float
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
@@ -179,7 +179,7 @@ class WeightedMoments(_Weighted):
             "weight": weight.squeeze(axes),
             "squares": weights.square().sum(dim=axes),
             "mean": mean.squeeze(axes),
-            "m2": _weighted_squares(weights, x - mean).sum(dim=axes),
+            "m2": weighted_squares(weights, x - mean).sum(dim=axes),
         }
 
     def join(self, a: State, b: State) -> State:
@@ -189,7 +189,7 @@ class WeightedMoments(_Weighted):
         return {
             **joined,
             "mean": a["mean"] + delta * share,
-            "m2": a["m2"] + b["m2"] + _weighted_squares(share * a["weight"], delta),
+            "m2": a["m2"] + b["m2"] + weighted_squares(share * a["weight"], delta),
         }
 
     def compute(self, state: State) -> Result:
@@ -204,8 +204,3 @@ class WeightedMoments(_Weighted):
             "var": var,
             "std": var.sqrt(),
         }
-
-
-def _weighted_squares(weights: Tensor, distance: Tensor) -> Tensor:
-    """Return weighted squared magnitudes: 0 if the weight is, even if the square overflows."""
-    return (weights * distance * distance.conj()).real

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders.errors import SelectionError
-from recorders.recordings.recording import Subrecording, check_recorded
+from recorders.recordings.recording import Subrecording, check_mapping
 from recorders.ring.state import path_of
 from recorders.watch.calibration.distribution import Distribution, pooled
 from recorders.watch.calibration.methods import ClippingRange, Method, entropy, minmax, mse
@@ -243,8 +243,7 @@ def qparams(found: ClippingRange, scheme: Scheme) -> dict[str, Tensor]:
 
 def _layers(recording: Mapping[str, Subrecording], side: str) -> Iterator[tuple[str, Subrecording]]:
     """What was recorded of one side of each layer, by the name of the layer."""
-    if not isinstance(recording, Mapping):
-        check_recorded(recording, "calibration")
+    check_mapping(recording, "calibration")
     names = [name for name in recording if name.startswith(f"{side}/")]
     if not names:
         raise SelectionError(

@@ -18,7 +18,7 @@ from reducers.core.checks import check_keys, check_shape
 from reducers.core.inputs import observation
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import StateError
-from reducers.kernels.precision import real, wide_float
+from reducers.kernels.precision import real, weighted_squares, wide_float
 from reducers.state import Nonfinite
 
 
@@ -102,7 +102,7 @@ class Scatter(Reducer):
         b = to_device(b, a["mean"].device)
         count, delta = a["count"] + b["count"], b["mean"] - a["mean"]
         share = b["count"] / real(count.clamp(min=1))
-        distance = (delta * (share * a["count"]) * delta.conj()).real.sum()  # in this order 0 beside none, however far
+        distance = weighted_squares(share * a["count"], delta).sum()
         return {
             "count": count,
             "nonfinite": a["nonfinite"] + b["nonfinite"],

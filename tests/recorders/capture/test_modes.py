@@ -403,6 +403,10 @@ def test_an_encoder_in_evaluation_records_the_tokens_that_its_mask_leaves() -> N
         encoder.enable_nested_tensor = False
         wanted = encoder(x, src_key_padding_mask=padding)[~padding].double().mean(0)
     torch.testing.assert_close(recorder["layers.1.norm2"].compute(), wanted, rtol=1e-5, atol=1e-6)
+    encoder.enable_nested_tensor = True
+    by_axes = Recorder(ForwardMonitor(Mean("b t d -> d"))).modules(encoder, names="layers.1.norm2")
+    with torch.no_grad(), by_axes, pytest.warns(RecordingWarning, match=r"\(8, 8\) does not fit.*nested, of 2 tensors, float32"):
+        encoder(x, src_key_padding_mask=padding)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

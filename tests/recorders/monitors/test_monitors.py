@@ -56,8 +56,10 @@ def test_in_place_operation_after_the_module_does_not_change_what_was_recorded()
 def test_input_is_recorded_before_a_module_changes_it_in_place() -> None:
     relu = nn.ReLU(inplace=True)
     monitor = ForwardInputMonitor(Last(), relu)
+    after = ForwardMonitor(Last(), relu, op_=lambda output, inputs: inputs)
     relu(torch.tensor([-1.0, 2.0]))
     assert monitor.peek().tolist() == [-1.0, 2.0]
+    assert after.peek().tolist() == [0.0, 2.0]  # as its docstring says
 
 
 def test_keyword_inputs_are_seen() -> None:
